@@ -214,7 +214,7 @@ class Lines(logging.Formatter):
     """The form of lines of Python's own loggers."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One JSON object, or the message alone for people."""
+        """Return a record as one JSON object, or its message alone for people."""
         if not is_json():
             return printable(super().format(record))
         more = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}

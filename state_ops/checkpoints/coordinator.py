@@ -248,7 +248,7 @@ class Coordinator:
         return fallen
 
     def prolong(self, now: float, id: CheckpointId) -> None:
-        """An epoch has waited for an earlier one until now: its time begins anew."""
+        """Begin an epoch's time anew: it has waited for an earlier one until now."""
         at = self._clock(now)
         for pending in self._pending:
             if pending.id == id:
@@ -272,7 +272,7 @@ class Coordinator:
         return CheckpointId(only.id - 1)
 
     def positioned(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
-        """The registry has that checkpoint: it is the head now, and the pending epoch continues it.
+        """Take a checkpoint of positions that the registry has as the head, which the pending epoch continues.
 
         Args:
             files: Its listing.
@@ -291,7 +291,7 @@ class Coordinator:
         return oldest
 
     def completed(self, now: float, checkpoint: Checkpoint, carried: Sequence[StateFile] = ()) -> None:
-        """The registry has the checkpoint's row: it is the head now.
+        """Take the checkpoint as the head: the registry has its row.
 
         Args:
             carried: Files of its listing that no ack has brought.

@@ -152,7 +152,7 @@ def commit(
     metadata: dict[str, str] | None = None,
     cleanup: PostCommitHookProperties | None = None,
 ) -> None:
-    """One commit on exactly this handle; raises CommitFailedError when another commit with this app id came between.
+    """Commit on exactly this handle. Raises CommitFailedError when another commit with this app id came between.
 
     Args:
         cleanup: What delta-rs itself does to the log afterwards; by default nothing.
@@ -227,7 +227,7 @@ def remove_probes(storage: Storage, generation: Generation) -> None:
 
 
 def _alone(method: Callable[Params, T]) -> Callable[Params, T]:
-    """One thread at a time: epochs are committed beside the publishing and pruning of older ones, on the same
+    """Let one thread in at a time: epochs are committed beside the publishing and pruning of older ones, on the same
     tables."""
 
     @wraps(method)

@@ -64,7 +64,7 @@ def may_be_cleaned(names: Iterable[str], version: int) -> bool:
 
 
 def log_names(storage: Storage, path: str) -> list[str]:
-    """Names in the log directory of the table at `path`."""
+    """Return the names in the log directory of the table at `path`."""
     log = f"{path}/_delta_log/"
     below = [file.path.removeprefix(log) for file in storage.list(log.rstrip("/"), unfinished=True)]
     return [name for name in below if "/" not in name]

@@ -120,7 +120,7 @@ class ListState(CollectionState):
     # -- how
 
     def _load(self) -> None:
-        """The ends of the lists of all keys of the batch."""
+        """Read the ends of the lists of all keys of the batch."""
         if self._first is not None:
             return
         number = len(self.batch)

@@ -25,7 +25,7 @@ def scan_state(
     groups: range,
     expiry: Expiry | None = None,
 ) -> Iterator[pa.Table]:
-    """One table a key group: key columns, fields, then a column for each list and map, in key order.
+    """Yield a table a key group, in key order: key columns, fields, then a column for each list and map.
 
     A list is a list of its elements, a map a list of structs with the map's key first. A key with elements but no row
     has nulls for its fields.

@@ -76,7 +76,7 @@ class TimerState(BatchHandle):
         self._batch, self._firing = batch, None
 
     def firing(self, domain: str, at: np.ndarray, clock: int) -> None:
-        """The batch is of keys whose timers fire, one of each, at these moments.
+        """Begin a batch of keys whose timers fire, one timer a key, at these moments.
 
         What is set now fires in the same barrier if it is due and later than the timer that set it: in order, and not
         for ever. Any other timer of this domain that is set now is held until the next epoch. `disturbed` then says

@@ -145,7 +145,7 @@ def visible(schema: StateSchema) -> tuple[Field, ...]:
 
 
 def decoded(schema: StateSchema, values: Sequence[bytes], expiry: Expiry | None) -> tuple[pl.DataFrame, np.ndarray]:
-    """Rows of values, hidden field included, and bool[n]: which of them live."""
+    """Return rows of values with the hidden field, and bool[n]: which of them live."""
     rows = decode_rows(schema, values)
     return frames.from_arrow(rows), _alive(rows, expiry)
 
@@ -164,7 +164,7 @@ def unexpired(
 
 
 def decoded_table(schema: StateSchema, values: Sequence[bytes], expiry: Expiry | None) -> tuple[pa.Table, np.ndarray]:
-    """Rows of values without the hidden field, and bool[n]: which of them live."""
+    """Return rows of values without the hidden field, and bool[n]: which of them live."""
     rows = decode_rows(schema, values)
     return rows.select([field.name for field in visible(schema)]), _alive(rows, expiry)
 

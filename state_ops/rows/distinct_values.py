@@ -118,7 +118,7 @@ class DistinctValues:
             store.flush()
 
     def barrier(self) -> None:
-        """The epoch's values are complete: write them."""
+        """Write the epoch's values, which are complete."""
         for _, store in self._stores.values():
             store.barrier()
 

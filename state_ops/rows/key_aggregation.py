@@ -153,7 +153,7 @@ def _summed(column: pl.DataType, field: pl.DataType, what: str, where: str) -> p
 
 
 def partials(aggregates: Aggregates, rows: pl.DataFrame, by: Sequence[str], where: str) -> pl.DataFrame:
-    """One row for each value of the columns `by`: these, and the fields of every aggregate over its rows."""
+    """Return a row for each value of the columns `by`: these, and the fields of every aggregate over its rows."""
     exprs = [expr for name, agg in aggregates for expr in agg.partial(name, rows.schema)]
     sums = {name: agg.column for name, agg in aggregates if agg.kind == "sum" and agg.column is not None}
     rankings = {rank_of(name): agg.rank_columns(name)[0] for name, agg in aggregates}
@@ -288,7 +288,7 @@ def _places(rows: pl.DataFrame) -> tuple[pl.DataFrame, bool]:
 
 
 def _ranks(rows: pl.DataFrame, by: Sequence[str]) -> pl.Series:
-    """Each row's place in the order of some columns; null where one of them is null."""
+    """Return each row's place in the order of some columns; null where one of them is null."""
     order = rows.select(pl.arg_sort_by(by)).to_series().to_numpy()
     ranks = np.empty(len(order), np.uint32)
     ranks[order] = np.arange(len(order), dtype=np.uint32)

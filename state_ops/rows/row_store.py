@@ -217,7 +217,7 @@ class Rows:
                 self._resident = None
 
     def barrier(self) -> None:
-        """The epoch's changes are complete: write them, and leave the resident table to the next epoch where that
+        """Write the epoch's changes, which are complete, and leave the resident table to the next epoch where that
         pays."""
         self._flush(SortedRun)
         if self._touched and self._resident is not None and self._residence is not None:

@@ -53,7 +53,7 @@ def united(kind: str) -> Callable[[Sequence[pl.Series]], pl.Series]:
 
 
 def gathered(kind: str) -> Callable[[Sequence[pl.Series]], pl.Series]:
-    """One sketch of all rows."""
+    """Return one sketch of all rows."""
     unite = _union if kind == DISTINCT else _merged
 
     def of(sketches: Sequence[pl.Series]) -> pl.Series:

@@ -41,7 +41,7 @@ def due(backend: Backend, groups: range, upto: int | None, most: int) -> Iterato
 
 
 def first(backend: Backend, group: int, upto: int | None, most: int) -> list[bytes]:
-    """At most so many entries of a group up to a moment, or of all of them, the earliest first."""
+    """Return at most so many entries of a group up to a moment, or of all of them, the earliest first."""
     start = group_prefix(group, MOMENTS)
     end = group_prefix(group, MOMENTS + 1) if upto is None else start + encode_int64(upto + 1)
     return [key for key, _ in islice(backend.scan(start, end), most)]

@@ -319,7 +319,7 @@ def successor(was: StateSchema, new: StateSchema) -> StateSchema:
 
 
 def upgraded(tables: Iterable[pa.Table], chain: Iterable[StateSchema]) -> pa.Table:
-    """Rows of each schema of a chain, all as rows of its last: those of the first first."""
+    """Return the rows of each schema of a chain as rows of its last: those of the first first."""
     ordered, rows = list(chain), iter(tables)
     whole = next(rows)
     for (old, new), table in zip(pairwise(ordered), rows, strict=True):

@@ -111,7 +111,7 @@ def last_int64(key: bytes) -> int:
 
 
 def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarray, state_id: int) -> list[bytes]:
-    """One key per row.
+    """Return one key a row.
 
     Args:
         columns: The key's columns in order, n rows each.

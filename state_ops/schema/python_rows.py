@@ -49,7 +49,7 @@ def _values(array: pa.Array) -> list[Any]:
 
 
 def columns(fields: Sequence[Field], rows: Sequence[Row], name_of: Callable[[int], str], where: str) -> pa.Table:
-    """Rows as a table of exactly the fields' types.
+    """Return rows as a table of exactly the fields' types.
 
     Raises StageError, which names field, owner and value, for a value that its field cannot hold.
 
@@ -97,7 +97,7 @@ class RowReader:
         self._required = [not field.nullable for field in fields]
 
     def read(self, row: Row, name: Callable[[], str]) -> Row:
-        """One row as it is read back.
+        """Return a row as it is read back.
 
         Args:
             row: Its values, in the order of the fields.

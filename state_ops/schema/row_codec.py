@@ -108,7 +108,7 @@ def _layout(schema: StateSchema) -> _Layout:
 
 
 def encode_rows(schema: StateSchema, table: pa.Table | pa.RecordBatch) -> list[bytes]:
-    """One value per row of `table`, whose columns are matched by name and may be chunked, sliced or dictionaries.
+    """Return one value a row of `table`, whose columns are matched by name and may be chunked, sliced or dictionaries.
 
     Raises PipelineError, naming the field, where columns and fields do not match exactly (a name too many or too few,
     another Arrow type); StageError for a null where the schema allows none.

@@ -144,7 +144,7 @@ class ObjectCache:
 
     @contextmanager
     def _alone(self, storage: Storage, file: StateFile, cancelled: Cancelled) -> Iterator[bool]:
-        """A context in which nobody else on this host fetches the same object.
+        """Keep everybody else on this host from fetching the same object in the `with` block.
 
         It yields False if another process has not finished after some time. A process that dies releases the lock.
         """

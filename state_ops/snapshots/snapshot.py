@@ -421,7 +421,7 @@ def _local_directory(home: Path, base: Snapshot) -> Path | None:
 
 @contextmanager
 def healing(forked: WorkingCopy) -> Iterator[None]:
-    """A context in which a working copy is used. If it was linked from damaged local files, these are removed.
+    """Use a working copy in the `with` block. If it was linked from damaged local files, these are removed.
 
     - Then TransientError is raised instead of DamageError: the replay fetches the base from storage and verifies it.
     - If the local files are the only copy, nothing is removed, and LocalBaseError says so: files that were not read may
@@ -617,7 +617,7 @@ def upload(
 def sent(
     storage: Storage, attempt: Attempt, file: LocalFile, base: Snapshot | None, full: bool, cancelled: Event
 ) -> StateFile:
-    """One file of a snapshot as it is in storage: uploaded now, or as the base names it."""
+    """Return a file of a snapshot as it is in storage: uploaded now, or as the base names it."""
     local, base_file = attempt.directory / "snapshot" / file.name, None
     if file.writing:
         async_writer.settle(attempt.directory, cancelled=cancelled)

@@ -343,7 +343,7 @@ class Storage:
 
     @contextmanager
     def fetched(self, path: str, within: Path, *, digest: str | None = None) -> Iterator[Path]:
-        """A copy of an object for a while, alone in a new directory below `within`, where others may be put beside it.
+        """Yield a copy of an object, alone in a new directory below `within`, where others may be put beside it.
         Raises as `get_file`."""
         with scratch(within, "weir-fetched-") as directory:
             local = directory / "file"
@@ -451,7 +451,7 @@ class Storage:
         return (file for file in files if unfinished or not _is_unfinished(file))
 
     def list_dirs(self, path: str) -> _Names:
-        """Names of the directories directly below `path`."""
+        """Return the names of the directories directly below `path`."""
         mount = self._mount_of(path)
         if mount is not None:
             return self._mounts[mount].list_dirs(path.removeprefix(mount).lstrip("/"))

@@ -76,7 +76,7 @@ class Store(Protocol):
         """Return all objects below `path`, also unfinished ones; none if there is no such directory."""
 
     def list_dirs(self, path: str) -> Iterable[str]:
-        """Names of the directories directly below `path`."""
+        """Return the names of the directories directly below `path`."""
 
     def delete(self, path: str) -> bool:
         """Delete an object; False if it is known that there was none, which object stores do not tell."""

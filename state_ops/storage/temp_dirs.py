@@ -32,7 +32,7 @@ def make_private(directory: Path) -> None:
 
 @contextmanager
 def scratch(home: Path, prefix: str) -> Iterator[Path]:
-    """A new directory in `home`, which is removed after the `with` block.
+    """Yield a new directory in `home`, which is removed after the `with` block.
 
     What killed processes have left there under this prefix is removed first.
     """
@@ -51,8 +51,8 @@ def scratch(home: Path, prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
-    """A directory in `home` with what an earlier process has left of the same work; it stays where the block is left by
-    an exception.
+    """Yield a directory in `home` with what an earlier process has left of the same work. It stays where the block is
+    left by an exception.
 
     What is left of other work under this prefix goes before. None: another process is at this very work.
     """

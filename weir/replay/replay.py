@@ -290,7 +290,7 @@ class EpochReplay:
         return {path for batch in waiting for layer in batch["layers"] for path in layer}
 
     def _left(self, stage: Stage, subtask: int) -> pa.Table | None:
-        """Return the rows of its input that a subtask left to a later epoch, from its checkpoint; None: it left none."""
+        """Return the rows of its input that a subtask left to a later epoch, from its checkpoint; None: none."""
         waits = self._waiting(self.checkpoint, stage)
         written = f"/{epoch_dir(self.checkpoint.generation, self.checkpoint.id)}/"
         tables = [

@@ -79,7 +79,7 @@ class KeyList:
             self._handle.append(beside(self._frame, owners, table))
 
     def _owner(self) -> str:
-        """Whose list it is, for errors."""
+        """Name the key whose list it is, for errors."""
         return _of(self._keys[self.index], self._declared)
 
     def _stored(self) -> list[list[Any]]:
@@ -182,7 +182,7 @@ class KeyMap:
         return self._key_reader.read_value(key, self._owner)
 
     def _owner(self) -> str:
-        """Whose map it is, for errors."""
+        """Name the key whose map it is, for errors."""
         return _of(self._keys[self.index], self._declared)
 
     def _read(self, entry: tuple[int, Any]) -> Any:
