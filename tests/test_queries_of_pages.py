@@ -21,7 +21,7 @@ from weir.execution.in_process import InMemoryExecutor
 from weir.run.run import RunOptions, run
 from weir.settings.configuration import PROJECT
 
-_QUERY = re.compile(r'weir state sql (\w+)\s+"([^"]+)"')
+_QUERY = re.compile(r'weir\s+state\s+sql\s+(\w+)\s+"([^"]+)"')
 Rows = list[dict[str, Any]]
 
 

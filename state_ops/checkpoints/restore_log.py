@@ -154,8 +154,8 @@ def _compact(storage: Storage) -> None:
 
 
 def _written(storage: Storage, rows: Sequence[Restored]) -> DataFile:
-    """Write rows as a file, which counts once it is committed. delta-rs' own writer ends with a panic where the path has a
-    bracket."""
+    """Write rows as a file, which counts once it is committed. delta-rs' own writer ends with a panic where the path
+    has a bracket."""
     table = pa.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=SCHEMA)
     return TableFiles(storage, PATH, SCHEMA).write_table(table, f"part-{uuid.uuid4().hex}.parquet")
 
