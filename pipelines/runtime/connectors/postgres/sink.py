@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.runtime.connectors.postgres import rights
 from pipelines.runtime.connectors.postgres.connection import Connection, Server, quoted
 from pipelines.runtime.connectors.postgres.keys import UniqueKey, matches, newest, unique_keys, widest
 from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule, codec_of
@@ -117,7 +118,12 @@ class _Publisher:
 
     def check(self, schema: pa.Schema) -> None:
         columns = self._columns(schema)
-        self._server.patiently(lambda connection: self._check_table(connection, columns))
+
+        def look(connection: Connection) -> None:
+            self._check_table(connection, columns)
+            self._check_rights(connection, schema)
+
+        self._server.patiently(look)
 
     def rules(self, schema: pa.Schema) -> PostgresRules:
         columns = self._columns(schema)
@@ -160,6 +166,7 @@ class _Publisher:
                 )  # fmt: skip
             self._create(connection, self._table, ", ".join(lines))
             self._check_table(connection, columns)
+            self._check_rights(connection, schema)
 
         self._server.patiently(create)
 
@@ -273,6 +280,11 @@ class _Publisher:
         if self._sink.key:
             self._unique_key(connection)
         return there
+
+    def _check_rights(self, connection: Connection, schema: pa.Schema) -> None:
+        names = [name for name in schema.names if name != CHANGE]
+        changes = CHANGE in schema.names
+        rights.check(connection, self._where, self._table, self._markers, names, self._sink.key, changes)
 
     def _unique_key(self, connection: Connection) -> UniqueKey:
         """Return which values of the key the table takes for equal. Raises PipelineError."""
