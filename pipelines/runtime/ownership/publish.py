@@ -231,7 +231,9 @@ def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Se
                 next="Put back the code with which that was decided, until it is done.",
             )
 
-        published = _move_marker(publisher, move, before, _chain(context.registry, sink))
+        chain = _chain(context.registry, sink)
+        # A sink that lacks what was published last was restored, perhaps to before its first rows.
+        published = _move_marker(publisher, move, before, chain | {None} if before in link.lacks else chain)
     return publication(checkpoint, sink, published.version, len(files), published.rows, started)
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.runtime.connectors.postgres import rights
-from pipelines.runtime.connectors.postgres.connection import Connection, Server, quoted
+from pipelines.runtime.connectors.postgres.connection import Connection, Server, literal, quoted
 from pipelines.runtime.connectors.postgres.keys import UniqueKey, matches, newest, unique_keys, widest
 from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule, codec_of
 from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
@@ -216,8 +216,10 @@ class _Publisher:
             f"The table's marker is at {'no checkpoint' if marker is None else f'checkpoint {marker}'}, but "
             f"{'none' if previous is None else previous} was published before {checkpoint}.",
             where=f"{self._where}, {MARKERS} of {self._app_id}",
-            next="Somebody has restored or altered the database. Bring it back as it was, or rewind the pipeline to "
-            "the checkpoint that the table has.",
+            next="Somebody has restored or altered the database. Bring it back as it was; or rewind the pipeline to "
+            f"the checkpoint that the table has, with --to {marker or 0} --force. Is the marker alone gone, and are the "
+            f"rows of checkpoint {previous or 0} there? INSERT INTO {self._markers} VALUES "
+            f"({literal(self._app_id)}, {previous or 0}, now());",
         )
 
     def _create(self, connection: Connection, table: str, columns: str) -> None:
