@@ -271,8 +271,8 @@ def planned(
         for name, (certain, *_) in set_back.items()
     ]
     obstacles += [
-        f"rows of checkpoint {id} never came into the sink {name}, or went with a restore of it, and a rewind took them "
-        "back: they would be missing"
+        f"rows of checkpoint {id} never came into the sink {name}, or went with a restore of it, and a rewind took "
+        "them back: they would be missing"
         for name, id in never_published(head, to).items()
     ]
     uids = {*head.operators, *to.operators}

@@ -178,7 +178,8 @@ class Sinks:
             f"The sink {name} is not where the registry says: {problem}.",
             where=f"sink {name}",
             next=f"Nothing was published. {self._restored(name, head)}Was its marker removed, or another system put in "
-            "its place? Put it back first. Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. "
+            "its place? Put it back first. Were its checkpoints deleted by `weir cancel --delete`? Go on under another "
+            "pipeline name. "
             f"{_OTHER_DELIVERY}docs/playbooks/sink-altered.md",
         )
 

@@ -217,8 +217,8 @@ class _Publisher:
             f"{'none' if previous is None else previous} was published before {checkpoint}.",
             where=f"{self._where}, {MARKERS} of {self._app_id}",
             next="Somebody has restored or altered the database. Bring it back as it was; or rewind the pipeline to "
-            f"the checkpoint that the table has, with --to {marker or 0} --force. Is the marker alone gone, and are the "
-            f"rows of checkpoint {previous or 0} there? INSERT INTO {self._markers} VALUES "
+            f"the checkpoint that the table has, with --to {marker or 0} --force. Is the marker alone gone, and are "
+            f"the rows of checkpoint {previous or 0} there? INSERT INTO {self._markers} VALUES "
             f"({literal(self._app_id)}, {previous or 0}, now());",
         )
 
