@@ -59,7 +59,7 @@ def inferred(file: Bytes, block_bytes: int) -> pa.Schema:
     tree, untold, has_lines = _Tree(file), list[str](), False
     for block in lines_or_refused(file, block_bytes):
         tree.add(block)
-        has_lines = True
+        has_lines = has_lines or not block.data.isspace()
     schema = tree.schema(untold)
     if has_lines and not schema.names:
         raise tree.refused(
