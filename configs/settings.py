@@ -43,7 +43,7 @@ from configs.sections import (
     TelemetrySettings,
 )
 from state_ops import logs
-from state_ops.errors import ConfigurationError
+from state_ops.errors import ConfigurationError, plainly
 
 __all__ = [  # what the rest of the house imports from here
     "PROJECT",
@@ -271,12 +271,20 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         )
     file = configuration_file(env)
     if not file.is_file():
-        names = ", ".join(sorted(path.stem for path in (PROJECT / "configs").glob("*.yaml")))
+        names = ", ".join(sorted(path.stem for path in (PROJECT / "configs").glob("*.yaml") if path.is_file()))
         raise ConfigurationError(
-            f"There is no configuration {file.name}.", where=str(file), next=f"Set WEIR_ENV to one of: {names}."
+            f"There is no configuration {file.name}.",
+            where=str(file),
+            next=f"Set WEIR_ENV to one of: {names}." if names else "Make it a file of settings, in YAML.",
         )
     try:
-        raw = _parsed(file.read_text(), _QuickUniqueKeys, _ExactUniqueKeys) or {}
+        raw = _parsed(file.read_text("utf-8"), _QuickUniqueKeys, _ExactUniqueKeys) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"The configuration cannot be read: {plainly(error)}.",
+            where=str(file),
+            next="Make it a file in UTF-8 that this user may read.",
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigurationError("The configuration is not valid YAML.", where=str(file), next=str(error)) from error
     if not isinstance(raw, dict):
