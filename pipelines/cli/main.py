@@ -205,7 +205,8 @@ def process() -> NoReturn:
     """
     code = 0
     for stream in (sys.stdout, sys.stderr):  # a character that a stream's encoding lacks is shown by its number
-        cast(TextIOWrapper, stream).reconfigure(errors="backslashreplace")
+        if stream.encoding.lower() not in ("utf-8", "utf8"):
+            cast(TextIOWrapper, stream).reconfigure(errors="backslashreplace")
     try:
         main()
     except SystemExit as done:
