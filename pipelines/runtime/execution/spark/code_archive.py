@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from configs.project import is_installed
-from configs.settings import PROJECT, Settings
+from configs.settings import PROJECT, Settings, configuration_file
 from state_ops.storage.temp_dirs import scratch
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _ON_EVERY_EXECUTOR = {"pyspark", "py4j", "sitecustomize", "usercustomize"}
+_SETTINGS = {".yaml", ".yml"}
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the same code makes the same archive
 
 
@@ -38,7 +39,8 @@ def ship(spark: SparkSession, settings: Settings) -> Path:
     kept = ExitStack()
     directory = kept.enter_context(scratch(settings.work_dir, "code-"))
     atexit.register(kept.close)
-    archive = pack(directory, [*of_project(PROJECT), *of_modules(sys.modules.values())])
+    files = [*of_project(PROJECT), *of_modules(sys.modules.values())]
+    archive = pack(directory, without_settings(files, PROJECT, configuration_file(os.environ)))
     spark.addArtifacts(str(archive), pyfile=True)
     return archive
 
@@ -73,6 +75,19 @@ def of_project(project: Path) -> Iterator[tuple[str, Path]]:
     for entry in sorted(project.iterdir()):
         if not entry.name.startswith("."):
             yield from _importable(entry)
+
+
+def without_settings(files: Iterable[tuple[str, Path]], project: Path, chosen: Path) -> Iterator[tuple[str, Path]]:
+    """The files without those of settings, which tasks never read: they may have secrets.
+
+    Args:
+        chosen: The file of settings that the environment names, wherever it lies.
+    """
+    configs, read = (project / "configs").resolve(), chosen.resolve()
+    for name, path in files:
+        there = path.resolve()
+        if there != read and not (there.suffix in _SETTINGS and there.is_relative_to(configs)):
+            yield name, path
 
 
 def of_modules(modules: Iterable[ModuleType]) -> Iterator[tuple[str, Path]]:
