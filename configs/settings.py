@@ -386,6 +386,9 @@ def _said_in(key: str, file: Path, raw: dict[str, Any], origin: dict[str, str]) 
     return next((origin[name] for name in origin if f"{key}.".startswith(f"{name}.")), file.name)
 
 
+_MAY_BE_SECRET = ("connections.", "storage.s3.", "spark.conf.")  # the beginnings of keys whose values are not repeated
+
+
 def _explain(item: Any, file: Path, origin: dict[str, str]) -> str:
     key = ".".join(str(part) for part in item["loc"]) or "(combination)"
     # The variable may have set the key, a part of it, or a mapping around it.
@@ -401,5 +404,6 @@ def _explain(item: Any, file: Path, origin: dict[str, str]) -> str:
             )
         close = difflib.get_close_matches(str(item["loc"][-1]), model.model_fields, n=1)
         message = "there is no such key" + (f"; did you mean {close[0]!r}?" if close else "")
-    got = "" if item["type"] in ("extra_forbidden", "missing", "value_error") else f" (got {item['input']!r})"
+    untold = item["type"] in ("extra_forbidden", "missing", "value_error") or f"{key}.".startswith(_MAY_BE_SECRET)
+    got = "" if untold else f" (got {item['input']!r})"
     return f"  {key}: {message}{got}  [{source}]"

@@ -92,6 +92,23 @@ def test_settings_that_cannot_be_read_are_named(site, tmp_path, content):
     assert str(file) in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WEIR_CONNECTIONS__DB", "letmein-4711"),
+        ("WEIR_CONNECTIONS__DB__OPTIONS__PASSWORD", "{env: [letmein-4711]}"),
+        ("WEIR_CONNECTIONS", "letmein-4711"),
+        ("WEIR_STORAGE__S3", "letmein-4711"),
+        ("WEIR_SPARK__CONF", "{spark.acme.password: [letmein-4711]}"),
+    ],
+)
+def test_a_wrong_setting_that_may_be_a_secret_is_not_repeated(site, variable, value):
+    done = typed(site, "status", "flights", **{variable: value})
+    assert done.returncode == 2
+    assert variable in done.stderr
+    assert "letmein" not in done.stderr
+
+
 def test_a_directory_without_rights_says_nothing_about_its_disk(tmp_path):
     if AS_ANYBODY and shutil.which("setpriv") is None:
         pytest.skip("setpriv lets root try what others may not")
