@@ -39,8 +39,8 @@ def check(
         ConfigurationError: A right is missing.
         TransientError: The server takes no writes at the moment.
     """
-    needs = [*_of_rows(table, columns, key, changes), (markers, "SELECT", "checkpoint"), (markers, "UPDATE", "at")]
-    needs += [(markers, "UPDATE", "checkpoint")]
+    needs = [*_of_rows(table, columns, key, changes)]
+    needs += [(markers, "SELECT", "checkpoint"), (markers, "UPDATE", "checkpoint")]
     values = ", ".join(f"({', '.join(map(literal, need))})" for need in needs)
     (answer,) = connection.rows(_ASKED.format(needs=values))
     if answer["read_only"]:
