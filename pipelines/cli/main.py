@@ -189,6 +189,12 @@ def main() -> None:
 def _typed(**options: Any) -> Any:
     """Run the command that was typed, whose words are texts also in a locale that knows ASCII alone."""
     try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            "The folder in which this command was typed has been deleted.", next="Change to the project's folder."
+        ) from error
+    try:
         sys.argv[1:] = [os.fsencode(word).decode("utf-8") if _BYTES.search(word) else word for word in sys.argv[1:]]
     except UnicodeDecodeError as error:
         raise ConfigurationError(

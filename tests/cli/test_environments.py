@@ -75,6 +75,14 @@ def test_words_that_are_no_text_are_refused(site, words):
     assert "is not UTF-8" in done.stderr
 
 
+def test_a_folder_that_has_been_deleted_is_said_to_be_that(site, tmp_path):
+    shell = f'mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && "$@"'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", WEIR, "status", "flights"], env=os.environ | site.env, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "has been deleted" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_an_empty_storage_root_is_refused_and_is_not_the_folder_at_hand(site):
     done = typed(site, "status", "flights", WEIR_STORAGE__ROOT="")
     assert done.returncode == 2
