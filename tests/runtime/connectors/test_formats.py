@@ -219,6 +219,19 @@ def test_values_that_are_nested_without_an_end_end_no_process(deep: int):
     assert [row["a"] for row in rows] == [1] and [number for number, *_ in bad] == [2]
 
 
+_UNREAD = {"deep": "[" * 2000 + "]" * 2000, "long": "9" * 6000, "exponent": "1e99999999999999999999"}
+
+
+@pytest.mark.parametrize("value", _UNREAD.values(), ids=_UNREAD)
+def test_a_field_that_nobody_reads_is_judged_alike_beside_a_bad_line_and_without(value: str):
+    schema, line = pa.schema([("n", pa.int64())]), b'{"n": 1, "unread": %s}\n' % value.encode()
+    alone, _ = read("json", line, schema)
+    assert len(alone) == ("e" not in value)
+    for beside in (b'{"n": 2}\n', b'{"n": no}\n', b'{"n": "x"}\n'):
+        for data in (line + beside, beside + line):
+            assert [row for row in read("json", data, schema)[0] if row["n"] == 1] == alone
+
+
 def test_extra_fields_of_json_go_by_policy():
     data = b'{"a":1,"b":"x","c":1}\n{"a":2}\n'
     assert read("json", data, TWO)[0] == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
