@@ -7,6 +7,7 @@ because many repeat what a library or a server has said.
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -36,6 +37,7 @@ __all__ = [
     "WeirError",
     "first_line",
     "from_report",
+    "look_there",
     "page_about",
     "plainly",
     "to_report",
@@ -237,6 +239,7 @@ def from_report(report: Mapping[str, Any]) -> WeirError:
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 DISK_FULL = "docs/playbooks/disk-full.md"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_RIGHTS = ("Permission denied", "os error 13", "Read-only file system", "os error 30")
 
 
 def plainly(error: BaseException) -> str:
@@ -255,6 +258,13 @@ def first_line(error: BaseException) -> str:
 def page_about(error: BaseException) -> str:
     """Return the playbook page for what storage or a disk raised."""
     return DISK_FULL if is_full(error) else "docs/playbooks/storage-down.md"
+
+
+def look_there(error: BaseException) -> str:
+    """Return the next step after what storage or a disk raised, up to the dot."""
+    if isinstance(error, PermissionError) or any(text in str(error) for text in _NO_RIGHTS):
+        return f"Let the user who runs this command (uid {os.getuid()}) read and write there ({page_about(error)})"
+    return f"Look at the storage and the disk ({page_about(error)})"
 
 
 def is_full(error: BaseException) -> bool:

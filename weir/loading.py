@@ -71,7 +71,9 @@ def _imported(name: str, settings: Settings) -> Pipeline:
         ) from error
     if not isinstance(pipeline, Pipeline):
         raise PipelineError(
-            f"{where} is a {type(pipeline).__name__}, not a Pipeline.", where=f"pipelines.{name}.object"
+            f"{where} is a {type(pipeline).__name__}, not a Pipeline.",
+            where=f"pipelines.{name}.object",
+            next="Name the attribute that has the Pipeline, as module:attribute.",
         )
     if pipeline.name != name:
         raise PipelineError(

@@ -49,6 +49,7 @@ _STORABLE = frozenset(
 )
 
 
+_DEEPEST = 110  # levels of JSON; delta-rs reads up to 128
 _PASSABLE = _STORABLE | {pa.time64("ns"), pa.duration("us"), pa.null()}
 
 
@@ -142,6 +143,8 @@ def unstorable(
     Args:
         storable: The types without parts that can be, beside decimals of up to 38 digits.
     """
+    if _depth(type) > _DEEPEST:
+        return type
     if in_map and type == pa.timestamp("us"):
         return type  # delta-rs does not declare the table feature that it needs there, and then refuses the table
     if type in storable or (pa.types.is_decimal128(type) and 0 <= type.scale <= type.precision):
@@ -151,6 +154,12 @@ def unstorable(
     inside = in_map or pa.types.is_map(type)
     refused = (unstorable(part.type, inside, storable) for part in parts(type))
     return next((kind for kind in refused if kind is not None), None)
+
+
+def _depth(type: pa.DataType) -> int:
+    """Return how deep a type is nested where a Delta table notes it as JSON."""
+    within = max((_depth(part.type) for part in parts(type)), default=0) if pa.types.is_nested(type) else 0
+    return within + (3 if pa.types.is_struct(type) else 1)
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:

@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_ops.arrow.frames import python_values
 from state_ops.arrow.nested import elements
+from state_ops.value_text import literal
 
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896
 """0001-01-01 and 9999-12-31, the range of Python's `date` and of SQL's DATE, in days since 1970."""
@@ -42,7 +44,9 @@ def unfit(table: pa.Table | pa.RecordBatch) -> Iterator[UnfitValue]:
     """Yield the values of a table that cannot be handed on, column by column, each column's in the order of its rows.
 
     Refused are dates and timestamps outside of the years 1 to 9999, texts that are not UTF-8, decimals with more digits
-    than their type, and times of day outside of a day. Values below a null are not looked at.
+    than their type, times of day outside of a day, and maps that have a key twice, whose tables DuckDB refuses to read
+    and of which other readers take one value or the other. Values below a null are not looked at, nor are keys with
+    parts.
 
     Args:
         table: Rows of canonical types (`frames.canonical`).
@@ -71,12 +75,15 @@ def storable(table: pa.Table) -> pa.Table:
 
 
 def _leaves(path: str, array: pa.Array, rows: np.ndarray | None) -> Iterator[tuple[str, pa.Array, np.ndarray | None]]:
-    """Yield the arrays without parts that an array consists of, each with the row of each value; None: its index."""
+    """Yield the arrays without parts that an array consists of, and its maps, each with the row of each value; None:
+    its index."""
     type = array.type
     if pa.types.is_struct(type):
         for field, part in zip(type, array.flatten(), strict=True):
             yield from _leaves(f"{path}.{field.name}", part, rows)
     elif pa.types.is_nested(type):
+        if pa.types.is_map(type):
+            yield path, array, rows
         values, counts = elements(array)
         yield from _leaves(path, values, np.repeat(np.arange(len(array)) if rows is None else rows, counts))
     else:
@@ -101,6 +108,8 @@ def _is_fit(leaf: pa.Array) -> bool:
         ends = pc.min_max(leaf.view(pa.int32() if pa.types.is_date32(leaf.type) else pa.int64()))
         low, high = ends["min"].as_py(), ends["max"].as_py()
         return low is None or bool(bounds[0] <= low and high <= bounds[1])
+    if pa.types.is_map(leaf.type):
+        return _key_twice(leaf) is None
     if not _is_looked_at(leaf.type) or _is_ascii(leaf):
         return True
     try:
@@ -108,6 +117,18 @@ def _is_fit(leaf: pa.Array) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def _key_twice(maps: pa.MapArray) -> pa.Array | None:
+    """Return the first key that a map has already; None where there is none, or where keys have parts."""
+    values, counts = elements(maps)
+    keys = values.flatten()[0]
+    if pa.types.is_nested(keys.type) or counts.max(initial=0) < 2:
+        return None
+    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    of_maps = np.repeat(np.arange(len(maps)), counts) * len(codes) + codes
+    again = np.delete(np.arange(len(codes)), np.unique(of_maps, return_index=True)[1])
+    return keys.slice(int(again[0]), 1) if len(again) else None
 
 
 def _is_ascii(leaf: pa.Array) -> bool:
@@ -147,6 +168,8 @@ def _problem(leaf: pa.Array, at: int) -> str:
     if pa.types.is_string(type):
         text = leaf.view(pa.binary())[at].as_py()
         return f"is not UTF-8: {text[:_SHOWN]!r}{'...' if len(text) > _SHOWN else ''}"
+    if pa.types.is_map(type):
+        return f"is a map that has the key {literal(python_values(_key_twice(leaf.slice(at, 1)))[0])} twice"
     if pa.types.is_decimal(type):
         return f"has more digits than {type}: {leaf[at].as_py()}"
     return f"is no time of day: {leaf.view(pa.int64())[at].as_py()}"

@@ -74,13 +74,15 @@ def has_links(directory: str | Path) -> bool:
         tried = Path(directory) / f"{UNFINISHED}{uuid.uuid4().hex}"
         second = tried.with_name(f"{tried.name}-link")
         try:
-            tried.touch()
-            os.link(tried, second)
-            _links[device] = True
-        except OSError as error:
-            if error.errno not in _NO_LINK:
-                raise
-            _links[device] = False
+            tried.touch()  # a directory in which nothing may be written says nothing about its disk
+            try:
+                os.link(tried, second)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                _links[device] = False
+            else:
+                _links[device] = True
         finally:
             second.unlink(missing_ok=True)
             tried.unlink(missing_ok=True)

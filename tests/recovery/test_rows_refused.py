@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from state_ops.errors import DamageError, PipelineError, WeirError
+from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
 from state_ops.fsck.findings import Kind
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
@@ -95,6 +95,27 @@ def test_a_rewind_takes_it_back_and_the_corrected_stage_goes_on(bank, path, refu
     with_the_correction(bank).epochs()
     assert amounts(bank) == [1] and booked(path) == [1]
     assert findings(bank) == []
+
+
+@pytest.mark.parametrize("kind", [TransientError, DamageError])
+def test_a_sink_that_cannot_be_asked_after_the_commit_is_said_to_lack_it(bank, path, monkeypatch, kind):
+    """No way back is advised: the rows are not at fault."""
+    bank.epochs(1)
+    with monkeypatch.context() as patched:
+
+        def fails(*_):
+            raise kind("It takes no writes.", next="Wait.")
+
+        patched.setattr(ledger.Ledger, "publish", fails)
+        for land in ((2,), (3,)):
+            with pytest.raises(kind, match="takes no writes") as said:
+                bank.epochs(*land)
+            assert said.value.next == (
+                "Wait. Checkpoint 2 is committed and not published in ledger: nothing is lost, and the next run tries "
+                "again."
+            )
+    bank.epochs()
+    assert booked(path) == [1, 2, 3]
 
 
 def test_what_is_published_and_not_recorded_is_taken_back_as_such(bank, path, monkeypatch):

@@ -128,6 +128,14 @@ class _Screen(Console):
         return super()._render_buffer(shown)
 
 
+def _open_streams() -> None:
+    """Let what is said go nowhere where the caller has closed a stream (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+
+
+_open_streams()
 out = _Screen(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 _heard: list[TextIO] = []  # where `err` writes while all else is hushed
 err = _Screen(file=cast(TextIO, ErrorStream()), highlight=False, emoji=False, soft_wrap=True)

@@ -9,12 +9,14 @@ import importlib.abc
 import importlib.util
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
+from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TextIO, cast
@@ -24,7 +26,8 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from state_ops import logs
-from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
+from state_ops.errors import DISK_FULL, ConfigurationError, StageError, WeirError, look_there, plainly
+from state_ops.printable import printable
 from state_ops.redaction import redacted
 from state_ops.storage import disks
 from weir.cli.console import err
@@ -170,6 +173,7 @@ app = typer.Typer(
 )
 
 _INTERRUPTED = 130
+_BYTES = re.compile(r"[\ud800-\udfff]")  # bytes of a word that its locale cannot decode
 _SAID_WHEN_INTERRUPTED = "interrupted; the epoch in flight was discarded, everything committed stays"
 
 
@@ -178,8 +182,26 @@ def main() -> None:
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     with whole_words(os.environ):
-        code = _guarded(app, debug)
+        code = _guarded(_typed, debug)
     sys.exit(code)
+
+
+def _typed(**options: Any) -> Any:
+    """Run the command that was typed, whose words are texts also in a locale that knows ASCII alone."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            "The folder in which this command was typed has been deleted.", next="Change to the project's folder."
+        ) from error
+    try:
+        sys.argv[1:] = [os.fsencode(word).decode("utf-8") if _BYTES.search(word) else word for word in sys.argv[1:]]
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"A word of the command is not UTF-8: {printable(os.fsdecode(error.object))}.",
+            next="Type it in UTF-8. A key that is not cannot be typed: `weir state sql` finds its row.",
+        ) from error
+    return app(**options)
 
 
 def process() -> NoReturn:
@@ -188,6 +210,9 @@ def process() -> NoReturn:
     Arrow's threads may abort during that (apache/arrow#34314), and a command that succeeded would exit with 134.
     """
     code = 0
+    for stream in (sys.stdout, sys.stderr):  # a character that a stream's encoding lacks is shown by its number
+        if stream.encoding.lower() not in ("utf-8", "utf8"):
+            cast(TextIOWrapper, stream).reconfigure(errors="backslashreplace")
     try:
         main()
     except SystemExit as done:
@@ -235,11 +260,8 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         if isinstance(error, OSError | DeltaError):
             disk = _full_disk(error)
             where = f"  where: {escape(disk)}\n" if disk is not None else ""
-            page = DISK_FULL if disk is not None else page_about(error)
-            err.print(
-                f"[bold red]error:[/] {escape(plainly(error))}\n{where}  next:  Look at the storage and the disk:"
-                f" {page}."
-            )
+            step = look_there(error) if disk is None else f"Make room on that disk ({DISK_FULL})"
+            err.print(f"[bold red]error:[/] {escape(plainly(error))}\n{where}  next:  {step}.")
             return 1
         err.print(
             f"[bold red]error:[/] {escape(plainly(error))}\n"

@@ -55,7 +55,7 @@ from state_ops.errors import (
     RunEndedError,
     TransientError,
     WeirError,
-    page_about,
+    look_there,
     plainly,
 )
 from state_ops.ids import CheckpointId
@@ -243,7 +243,7 @@ def typed(error: BaseException, where: str) -> WeirError | None:
         return TransientError(
             plainly(error),
             where=where,
-            next=f"The epoch was declined. Look at the storage and the disk: {page_about(error)}.",
+            next=f"The epoch was declined. {look_there(error)}.",
         )
     return None
 

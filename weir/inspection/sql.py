@@ -27,7 +27,7 @@ from state_ops import extras
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import CHECKPOINTS, JSON_COLUMNS, PINS, PUBLICATIONS, STATE_FILES, Registry
 from state_ops.delta import fenced_table
-from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, page_about, plainly
+from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, look_there, plainly
 from state_ops.logs import Logger
 from state_ops.records.recorded import Recorded
 from state_ops.redaction import scrub
@@ -263,9 +263,7 @@ def _explained(error: Exception, connection: Connection, catalog: Catalog) -> We
 
     scrub(error)  # it repeats what storage has answered while the table was read
     if "failed: IOError" in str(error):
-        return TransientError(
-            plainly(error), where=_PURPOSE, next=f"Look at the storage and the disk: {page_about(error)}."
-        )
+        return TransientError(plainly(error), where=_PURPOSE, next=f"{look_there(error)}.")
     message = str(error).splitlines()[0].partition(" Error: ")[2] or str(error)
     if isinstance(error, duckdb.CatalogException):
         return ConfigurationError(message, where=_PURPOSE, next=_there_is(catalog))

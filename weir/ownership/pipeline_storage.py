@@ -12,7 +12,7 @@ from pathlib import Path
 from deltalake.exceptions import DeltaError
 
 from state_ops.checkpoints.registry import Registry
-from state_ops.errors import DISK_FULL, ConfigurationError, DiskFullError, TransientError, page_about, plainly
+from state_ops.errors import DISK_FULL, ConfigurationError, DiskFullError, TransientError, look_there, plainly
 from state_ops.fsck.survey import UNREADABLE
 from state_ops.logs import Logger
 from state_ops.records.snapshot_files import INPUT, StateFile
@@ -153,7 +153,7 @@ def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> 
             plainly(error),
             where=full_disk or storage.uri,
             next=(
-                f"Look at the storage and the disk ({DISK_FULL if full_disk else page_about(error)}), then `weir run"
+                f"{f'Make room on that disk ({DISK_FULL})' if full_disk else look_there(error)}, then `weir run"
                 f" {pipeline.title}`: it resumes from the last checkpoint."
             ),
         ) from error

@@ -84,13 +84,15 @@ def _tried(
 
 
 def _with_a_way_on(context: RunContext, checkpoint: Checkpoint, sink: str, error: Exception) -> Exception:
-    """Return the error of a sink that does not take a committed checkpoint's rows as they are, with how to take that
-    checkpoint back. Other errors pass by themselves, or are of a place that has to be put back first."""
-    passing = not isinstance(error, WeirError) or isinstance(error, TransientError | DamageError)
-    if passing or checkpoint.kind in TAKES_BACK:
+    """Return the error of a sink that has not got a committed checkpoint's rows, with what has become of them, and how
+    to take that checkpoint back where the sink does not take them as they are. Other errors pass by themselves, or are
+    of a place that has to be put back first."""
+    if not isinstance(error, WeirError):
         return error
-    assert isinstance(error, WeirError)
     title, name = context.pipeline.title, f"Checkpoint {checkpoint.id} is committed and not published in {sink}"
+    if isinstance(error, TransientError | DamageError) or checkpoint.kind in TAKES_BACK:
+        error.next = f"{error.next or ''} {name}: nothing is lost, and the next run tries again.".strip()
+        return error
     back = (
         ""
         if began(checkpoint) and not checkpoint.parent_id
@@ -229,7 +231,9 @@ def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Se
                 next="Put back the code with which that was decided, until it is done.",
             )
 
-        published = _move_marker(publisher, move, before, _chain(context.registry, sink))
+        chain = _chain(context.registry, sink)
+        # A sink that lacks what was published last was restored, perhaps to before its first rows.
+        published = _move_marker(publisher, move, before, chain | {None} if before in link.lacks else chain)
     return publication(checkpoint, sink, published.version, len(files), published.rows, started)
 
 

@@ -240,6 +240,8 @@ def planned(
         sources.append(SourceRewind(name, Arrivals(tuple(again), unit=reader.unit), tuple(gone), reader.piece))
     tables, obstacles = [], []
     lacking = _lacking(registry, to)
+    set_back = _set_back(open_sinks, pipeline, registry, head, to, lacking)
+    lacking |= set_back
     never = {name: _never(open_sinks, pipeline, name, head, ids) for name, ids in lacking.items()}
     elsewhere = given(pipeline, head, to, {name: _newest_there(ids, never[name]) for name, ids in lacking.items()})
     for name in dict.fromkeys([*(sink.name for sink in pipeline.sinks), *head.sinks]):  # also those that the code lacks
@@ -264,8 +266,13 @@ def planned(
     obstacles += hindrances(tables)
     obstacles += [obstacle for sink in elsewhere for obstacle in sink.obstacles]
     obstacles += [
-        f"rows of checkpoint {id} never came into the sink {name}, because a rewind took them back before they were "
-        "published: they would be missing"
+        f"the sink {name} has {f'checkpoint {certain}' if certain else 'none of its checkpoints'} by its marker, where "
+        f"{head.published(name)} was published: it counts as restored, without the rows that came since"
+        for name, (certain, *_) in set_back.items()
+    ]
+    obstacles += [
+        f"rows of checkpoint {id} never came into the sink {name}, or went with a restore of it, and a rewind took "
+        "them back: they would be missing"
         for name, id in never_published(head, to).items()
     ]
     uids = {*head.operators, *to.operators}
@@ -281,6 +288,40 @@ def _lacking(registry: Registry, to: Checkpoint) -> dict[str, tuple[CheckpointId
     rows = registry.checkpoints()
     ids = {name: tuple(id for id in ids if id > to.id) for name, ids in lacking_by_sink(registry).items()}
     return {name: (before_first(rows, name, some), *some) for name, some in ids.items() if some}
+
+
+def _set_back(
+    sinks: Sinks,
+    pipeline: Pipeline,
+    registry: Registry,
+    head: Checkpoint,
+    to: Checkpoint,
+    lacking: Mapping[str, Sequence[CheckpointId | None]],
+) -> dict[str, tuple[CheckpointId | None, ...]]:
+    """Return the sinks that are no tables and are by their markers where `to` left them, although more was published:
+    their system was restored to that moment.
+
+    Args:
+        lacking: As `_lacking` returns it: what the registry knows to be missing counts for nothing here.
+
+    Returns:
+        By sink, as `_lacking`: the checkpoint that it has, and then those that it has no more.
+    """
+    rows, found = registry.checkpoints(), {}
+    for name in head.sinks:
+        sink, then = pipeline.sink(name), to.published(name)
+        certain = lacking[name][0] if name in lacking else head.published(name)
+        if has_table(pipeline, head, name) or sink is None or not sink.exactly_once or certain == then:
+            continue
+        try:
+            marker = sinks.marker(name, head, certain)
+        except WeirError as error:
+            log.warning("a sink does not say what it has", sink=name, error=error.what)
+            continue
+        if marker == then:
+            since = {row.published(name) for row in rows if row.id > to.id} - {then}
+            found[name] = (then, *sorted(id for id in since if id is not None))
+    return found
 
 
 def _never(

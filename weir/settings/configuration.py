@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from state_ops import logs
-from state_ops.errors import ConfigurationError
+from state_ops.errors import ConfigurationError, plainly
 from weir.settings.combinations import Contradiction, ContradictionsError, contradictions
 from weir.settings.project import is_installed, project, settings_folder
 from weir.settings.sections import (
@@ -271,12 +271,20 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         )
     file = configuration_file(env)
     if not file.is_file():
-        names = ", ".join(sorted(path.stem for path in settings_folder(PROJECT).glob("*.yaml")))
+        names = ", ".join(sorted(path.stem for path in settings_folder(PROJECT).glob("*.yaml") if path.is_file()))
         raise ConfigurationError(
-            f"There is no configuration {file.name}.", where=str(file), next=f"Set WEIR_ENV to one of: {names}."
+            f"There is no configuration {file.name}.",
+            where=str(file),
+            next=f"Set WEIR_ENV to one of: {names}." if names else "Make it a file of settings, in YAML.",
         )
     try:
-        raw = _parsed(file.read_text(), _QuickUniqueKeys, _ExactUniqueKeys) or {}
+        raw = _parsed(file.read_text("utf-8"), _QuickUniqueKeys, _ExactUniqueKeys) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"The configuration cannot be read: {plainly(error)}.",
+            where=str(file),
+            next="Make it a file in UTF-8 that this user may read.",
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigurationError("The configuration is not valid YAML.", where=str(file), next=str(error)) from error
     if not isinstance(raw, dict):
@@ -379,6 +387,9 @@ def _said_in(key: str, file: Path, raw: dict[str, Any], origin: dict[str, str]) 
     return next((origin[name] for name in origin if f"{key}.".startswith(f"{name}.")), file.name)
 
 
+_MAY_BE_SECRET = ("connections.", "storage.s3.", "spark.conf.")  # the beginnings of keys whose values are not repeated
+
+
 def _explain(item: Any, file: Path, origin: dict[str, str]) -> str:
     key = ".".join(str(part) for part in item["loc"]) or "(combination)"
     # The variable may have set the key, a part of it, or a mapping around it.
@@ -394,5 +405,6 @@ def _explain(item: Any, file: Path, origin: dict[str, str]) -> str:
             )
         close = difflib.get_close_matches(str(item["loc"][-1]), model.model_fields, n=1)
         message = "there is no such key" + (f"; did you mean {close[0]!r}?" if close else "")
-    got = "" if item["type"] in ("extra_forbidden", "missing", "value_error") else f" (got {item['input']!r})"
+    untold = item["type"] in ("extra_forbidden", "missing", "value_error") or f"{key}.".startswith(_MAY_BE_SECRET)
+    got = "" if untold else f" (got {item['input']!r})"
     return f"  {key}: {message}{got}  [{source}]"

@@ -124,7 +124,9 @@ class S3Settings(Section):
 class StorageSettings(Section):
     """Where durable things live."""
 
-    root: str = Field(".weir/storage", description="Directory or URI; registry, state and tables of every pipeline.")
+    root: str = Field(
+        ".weir/storage", min_length=1, description="Directory or URI; registry, state and tables of every pipeline."
+    )
     s3: S3Settings = Field(S3Settings(), description="How s3:// is reached, for the root and for sources.")
 
     @model_validator(mode="before")
@@ -143,9 +145,10 @@ class LocalSettings(Section):
 
     work_dir: str = Field(
         ".weir/work",
+        min_length=1,
         description="Working copies of state; a fast local disk. Without hard links each epoch copies its state.",
     )
-    cache_dir: str = Field(".weir/cache", description="Fetched jars and the like.")
+    cache_dir: str = Field(".weir/cache", min_length=1, description="Fetched jars and the like.")
     objects_mb: int = Field(
         4096,
         ge=0,

@@ -177,9 +177,25 @@ class Sinks:
         raise DamageError(
             f"The sink {name} is not where the registry says: {problem}.",
             where=f"sink {name}",
-            next="Nothing was published. Was its marker removed, or another system put in its place? Put it back "
-            "first. Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. "
+            next=f"Nothing was published. {self._restored(name, head)}Was its marker removed, or another system put in "
+            "its place? Put it back first. Were its checkpoints deleted by `weir cancel --delete`? Go on under another "
+            "pipeline name. "
             f"{_OTHER_DELIVERY}docs/playbooks/sink-altered.md",
+        )
+
+    def _restored(self, name: str, head: Checkpoint | None) -> str:
+        """Return what a person does who has restored the system of a sink that is no table; empty where that cannot
+        be the reason."""
+        published, sink = head.published(name) if head is not None else None, self._pipeline.sink(name)
+        if published is None or sink is None or self._kind(sink) != kind_in(head, name):
+            return ""
+        marker = self.marker(name, head, published) or 0
+        if marker >= published:
+            return ""
+        before = f"checkpoint {marker}" if marker else "before its first rows"
+        return (
+            f"Was its system restored to {before}, and are later rows gone? Go back there with it: weir rewind "
+            f"{self._pipeline.title} --to {marker} --force. "
         )
 
     def check_rows(self, name: str, head: Checkpoint | None) -> None:

@@ -401,6 +401,8 @@ def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str)
     field."""
     from weir.connectors.formats.spelling import check_spelling
 
+    if not there.names:  # it has no row, and nothing else that tells
+        return schema
     check_spelling(schema.names, there.names, f"The input file {file.name}", where)
     own, before = set(there.names), set(schema.names)
     earlier = [field for field in schema if field.name in own]

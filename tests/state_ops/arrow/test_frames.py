@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import deltalake
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -78,3 +79,15 @@ def test_rows_for_people_have_far_dates_and_texts_that_are_not_utf8():
     rows = frames.python_rows(pa.table({"text": texts, "parts": nested}))
     assert rows[0] == {"text": "caf\\xe9", "parts": {"text": "caf\\xe9", "day": "10000-01-01"}}
     assert rows[1]["parts"]["text"] == "fine" and str(rows[1]["parts"]["day"]) == "1970-01-01"
+
+
+@pytest.mark.parametrize(
+    ("part", "levels"), [(lambda type: pa.struct([("a", type)]), 36), (pa.list_, 109)], ids=["records", "lists"]
+)
+def test_a_type_that_is_nested_deeper_than_a_delta_log_can_say_is_refused(tmp_path, part, levels):
+    type = pa.int64()
+    for _ in range(levels):
+        type = part(type)
+    assert frames.unstorable(type) is None
+    deltalake.write_deltalake(str(tmp_path), pa.table({"a": pa.nulls(1, type)}))
+    assert frames.unstorable(part(type)) == part(type) == frames.unreadable(part(type))

@@ -344,6 +344,26 @@ def test_named_types_are_found_by_full_name_namespace_and_alias():
     assert rows == [{"a": "B", "b": "B", "c": "B", "d": "Y", "e": "Y", "f": "B"}]
 
 
+@pytest.mark.parametrize(
+    "type",
+    ["int", {"type": "int", "logicalType": "date"}, {"type": "int", "logicalType": "time-millis"}, ENUM],
+    ids=["int", "date", "time", "enum"],
+)
+@pytest.mark.parametrize("far", [2**40, 2**32, -(2**33) + 1, 2**31])
+def test_an_int_with_more_than_32_bits_is_not_cut_to_some_of_them(type: Any, far: int):
+    many, plain = {"type": "array", "items": type}, {"type": "array", "items": "long"}
+    assert len(read(forged(many, plain, [[0, 1]]))[1]) == 1
+    with pytest.raises(InputError, match="the rows from 1 on are no rows"):
+        read(forged(many, plain, [[0], [1, far]]))
+
+
+def test_a_list_beside_one_with_a_moment_that_is_too_far_is_a_row():
+    type = {"type": "array", "items": ["null", {"type": "long", "logicalType": "timestamp-millis"}]}
+    plain = {"type": "array", "items": ["null", "long"]}
+    _, rows, bad = read(forged(type, plain, [[1, None], [2**61], []]))
+    assert rows == [[datetime(1970, 1, 1, 0, 0, 0, 1000, UTC), None], []] and [row for row, _ in bad] == [2]
+
+
 def test_a_type_that_no_column_has_is_told_with_its_field():
     inner = {"type": "record", "name": "R", "fields": [{"name": "u", "type": ["int", "string"]}]}
     with pytest.raises(InputError, match=r"the field 'v\.u' is \[\"int\", \"string\"\]"):

@@ -62,7 +62,7 @@ def test_bad_rows_of_csv_are_told_by_line_and_reason_and_the_others_are_kept():
         (9, "it has 3 values for 2 columns", "1,2,3"),
         (10, "it has 1 value for 2 columns", "z"),
         (11, "text stands behind a closing quote", '"6"x,q'),
-        (12, "a quote is not closed", '7,"q'),
+        (12, "a quote is not closed (multiline=True reads values of several lines)", '7,"q'),
         (14, "it is no UTF-8", "9,�"),
     ]
 
@@ -210,13 +210,26 @@ def test_one_bad_line_among_many_costs_no_other():
 @pytest.mark.parametrize("deep", [100, 1_000_000])
 def test_values_that_are_nested_without_an_end_end_no_process(deep: int):
     lines = b'{"a":1}\n{"z":' + b"[" * deep + b"]" * deep + b'}\n{"a":2,"b":"x"}\n'
-    schema = infer("json", {}, io.BytesIO(lines), "f")
-    assert schema.names == ["a", "b"]
-    rows, bad = read("json", lines, schema)
-    assert [row["a"] for row in rows] == [1, None, 2] and not bad
+    with pytest.raises(InputError, match="a field that cannot be read in line 2: it is nested too deep"):
+        infer("json", {}, io.BytesIO(lines), "f")
+    rows, bad = read("json", lines, TWO)
+    assert [row["a"] for row in rows] == [1, None, 2] and not bad, "declared columns lack it"
     nested = b'{"a":1}\n{"a":' + b'{"a":' * deep + b"1" + b"}" * deep + b"}\n"
     rows, bad = read("json", nested, TWO)
     assert [row["a"] for row in rows] == [1] and [number for number, *_ in bad] == [2]
+
+
+_UNREAD = {"deep": "[" * 2000 + "]" * 2000, "long": "9" * 6000, "exponent": "1e99999999999999999999"}
+
+
+@pytest.mark.parametrize("value", _UNREAD.values(), ids=_UNREAD)
+def test_a_field_that_nobody_reads_is_judged_alike_beside_a_bad_line_and_without(value: str):
+    schema, line = pa.schema([("n", pa.int64())]), b'{"n": 1, "unread": %s}\n' % value.encode()
+    alone, _ = read("json", line, schema)
+    assert len(alone) == ("e" not in value)
+    for beside in (b'{"n": 2}\n', b'{"n": no}\n', b'{"n": "x"}\n'):
+        for data in (line + beside, beside + line):
+            assert [row for row in read("json", data, schema)[0] if row["n"] == 1] == alone
 
 
 def test_extra_fields_of_json_go_by_policy():

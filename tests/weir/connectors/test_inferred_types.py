@@ -208,6 +208,21 @@ def test_fields_without_an_end_are_refused_and_no_line_costs_what_others_have():
 # CSV
 
 
+@pytest.mark.parametrize(
+    "value",
+    ['{"b":' * 70 + "1" + "}" * 70, "[" * 5000 + "]" * 5000, '{"b":1,"b":2}', "9" * 5000, "1e-99999999999999999999"],
+    ids=lambda value: value[:10],
+)
+def test_a_field_that_only_a_bad_line_has_is_not_left_out_of_it(value: str):
+    data = f'{{"a":1}}\n{{"a":2,"odd":{value}}}\n'.encode()
+    with pytest.raises(InputError, match="line 2: ") as error:
+        infer("json", {}, io.BytesIO(data), "/landing/a")
+    assert "schema=" in error.value.next
+    also = data + b'{"odd":"x"}\n'
+    rows, bad = of_inferred("json", also, infer("json", {}, io.BytesIO(also), "/landing/a"))
+    assert [row["a"] for row in rows] == [1, None] and [number for number, _ in bad] == [2]
+
+
 def test_a_column_of_empty_texts_is_text():
     assert by_itself("csv", b'n,note\n1,""\n2,""\n')[0].field("note").type == pa.string()
     assert by_itself("csv", b'n,note\n1,""\n2,5\n')[0].field("note").type == pa.int64()

@@ -410,5 +410,18 @@ def test_a_topic_that_is_gone_is_damage_at_most_once_and_one_that_has_got_nothin
         bank.epochs(3)
 
 
+def test_a_topic_that_is_gone_gets_all_rows_again_by_a_rewind_to_the_beginning(kafka, bank):
+    bank.epochs(1, 2)
+    topic = bank.site.pipeline.stages[0].sink.topic  # type: ignore[union-attr]
+    kafka.delete(topic)
+    with pytest.raises(DamageError, match="is gone"):
+        bank.epochs(3)
+    (obstacle,) = obstacles(bank, 0)
+    assert "none of its checkpoints by its marker, where 2 was published" in obstacle
+    maintenance.rewind(bank.site.pipeline, bank.site.settings, 0, accepted=[obstacle])
+    bank.epochs()
+    assert sent(kafka, bank) == 30
+
+
 def obstacles(bank: small.Bank, to: int = 1) -> tuple[str, ...]:
     return rewind.plan(bank.site.pipeline, bank.site.settings, to).obstacles

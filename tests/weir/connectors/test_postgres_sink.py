@@ -223,8 +223,8 @@ def test_tables_that_do_not_fit_are_refused_by_column(keyed: PostgresSystem, col
 
 
 class opened:
-    def __init__(self, system: PostgresSystem) -> None:
-        self._sink = system.sink.open(system.opening)
+    def __init__(self, system: PostgresSystem, opening: SinkOpening | None = None) -> None:
+        self._sink = system.sink.open(opening or system.opening)
 
     def __enter__(self) -> Publisher:
         return self._sink
@@ -354,8 +354,12 @@ def test_a_server_that_takes_no_writes_for_now_is_asked_again(keyed: PostgresSys
     """As a standby before it is promoted, or a primary that was demoted."""
     publish(keyed, None, 1, given(1))
     standby = {**keyed.server.options, "options": "-c default_transaction_read_only=on"}
-    with pytest.raises(TransientError, match="takes no writes: cannot execute"):
-        publish(keyed, 1, 2, given(2), replace(keyed.opening, options=standby, patience=0.5))
+    with opened(keyed, replace(keyed.opening, options=standby, patience=0.5)) as publisher:
+        for step in (publisher.check, publisher.prepare):
+            with pytest.raises(TransientError, match="takes no writes: its transactions are read-only"):
+                step(SCHEMA)
+        with pytest.raises(TransientError, match="takes no writes: cannot execute"):
+            publisher.publish(1, 2, given(2))
     assert publish(keyed, 1, 2, given(2)).rows == 1
 
 
@@ -521,6 +525,59 @@ def test_rights_that_are_missing_are_named(system: PostgresSystem):
     with pytest.raises(Exception, match="permission denied") as refused:
         publish(system, 1, 2, given(2), replace(system.opening, options=options))
     assert "another secret" not in str(refused.value) and type(refused.value).__name__ == "ConfigurationError"
+
+
+@pytest.fixture
+def role(keyed: PostgresSystem) -> tuple[str, SinkOpening]:
+    """A role with the least rights on a table that is there, and an opening by it."""
+    publish(keyed, None, 1, given(1))
+    server, schema, name = keyed.server, keyed.schema, f"least_{keyed.schema}"
+    server.rows(f"CREATE ROLE {name} LOGIN PASSWORD 'another secret'")
+    server.rows(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
+    server.rows(f"GRANT SELECT, UPDATE ON {schema}.weir_markers TO {name}")
+    server.rows(f"GRANT SELECT, INSERT, DELETE ON {keyed.table} TO {name}")
+    server.rows(f"GRANT UPDATE (text, at) ON {keyed.table} TO {name}")
+    options = {**server.options, "user": name, "password": "another secret"}
+    return name, replace(keyed.opening, options=options, patience=0.5)
+
+
+@pytest.mark.parametrize(
+    ("right", "named"),
+    [
+        ("INSERT ON {table}", 'INSERT ON "{schema}"."Rows"'),
+        ("SELECT ON {table}", 'SELECT ON "{schema}"."Rows"'),
+        ("UPDATE (text) ON {table}", 'UPDATE ON "{schema}"."Rows"'),
+        ("DELETE ON {table}", 'DELETE ON "{schema}"."Rows"'),
+        ("UPDATE ON {schema}.weir_markers", 'UPDATE ON "{schema}"."weir_markers"'),
+        ("TEMPORARY ON DATABASE rows", "TEMPORARY ON DATABASE rows"),
+    ],
+)
+def test_a_right_that_is_missing_is_found_before_the_commit(keyed: PostgresSystem, role, right: str, named: str):
+    name, opening = role
+    changes = Changes(("delete", 1, "a1"), ("insert", 2, "b"))
+    schema = changes.schema
+    with opened(keyed, opening) as publisher:
+        publisher.check(schema)
+        spelled = right.format(table=keyed.table, schema=keyed.schema)
+        keyed.server.rows(f"REVOKE {spelled} FROM {name}, public")
+        try:
+            for step in (publisher.check, publisher.prepare):
+                with pytest.raises(ConfigurationError, match="permission denied") as refused:
+                    step(schema)
+                assert refused.value.next == f"GRANT {named.format(schema=keyed.schema)} TO {name};"
+            keyed.server.rows(refused.value.next or "")
+            publisher.prepare(schema)
+            publisher.publish(1, 2, changes)
+        finally:
+            keyed.server.rows("GRANT TEMPORARY ON DATABASE rows TO public")
+    assert keyed.contents() == [(2, "b")]
+
+
+def test_rows_that_only_come_need_no_right_to_delete(keyed: PostgresSystem, role):
+    name, opening = role
+    keyed.server.rows(f"REVOKE DELETE ON {keyed.table} FROM {name}")
+    publish(keyed, 1, 2, given(2), opening)
+    assert len(keyed.contents()) == 2
 
 
 def test_a_role_that_may_insert_and_no_more_adds_rows(postgres: Postgres):

@@ -68,6 +68,24 @@ def test_a_package_of_your_own_is_shipped_whatever_it_is_called(tmp_path):
     assert "acme/up/__init__.py" not in files
 
 
+def test_settings_stay_since_they_may_have_secrets(tmp_path):
+    _write(
+        tmp_path,
+        {
+            "configs/__init__.py": "",
+            "configs/prod.yaml": "connections: {db: {options: {password: in-the-clear}}}",
+            "configs/hosts/east.yml": "",
+            "acme/__init__.py": "",
+            "acme/chosen.yaml": "",
+            "acme/limits.yaml": "",
+        },
+    )
+    (tmp_path / "acme/also_chosen.yaml").symlink_to(tmp_path / "acme/chosen.yaml")
+    found = code_archive.of_project(tmp_path)
+    kept = dict(code_archive.without_settings(found, tmp_path, tmp_path / "acme/chosen.yaml"))
+    assert set(kept) == {"configs/__init__.py", "acme/__init__.py", "acme/limits.yaml"}
+
+
 def test_what_the_run_has_imported_from_another_folder_is_shipped_too(tmp_path, monkeypatch):
     _write(tmp_path / "lib", {"lent_rules/__init__.py": "", "lent_rules/limits.py": "NAME = 'lent'"})
     monkeypatch.syspath_prepend(tmp_path / "lib")

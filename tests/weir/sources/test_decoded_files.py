@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -65,6 +66,31 @@ def test_csv_is_read_in_slices_and_nothing_that_was_landed_stays(tmp_path, decla
     assert totals(site) == {"k0": (9, 108), "k1": (8, 16)} and landed(site) == []
     assert done[-1].checkpoint.offsets["files"]["newest"] == 1777640400_000000
     assert fsck.examine(site.pipeline, site.settings).findings == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"evolve": "add"}, {"schema": {"id": pa.string(), "n": pa.int64()}}], ids=str)
+@pytest.mark.parametrize("format", ["csv", "json", "avro"])
+def test_a_file_without_rows_is_one_as_others(tmp_path, format, options):
+    site = site_of(tmp_path, files("{landing}/*", format=format, **options))
+    record = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "id", "type": "string"}, {"name": "n", "type": "long"}],
+    }
+    empty = {"csv": [b"", b"\n\n", b"id,n"], "json": [b"", b"\n \r\n\n"], "avro": [avro(record, [])]}[format]
+    full = {"csv": b"id,n\na,1\n", "json": b'{"id": "a", "n": 1}\n', "avro": avro(record, [{"id": "a", "n": 1}])}[
+        format
+    ]
+    is_told = "schema" in options or format == "avro"
+    for number, data in enumerate([*(empty if is_told else ()), full, *empty, full]):
+        (site.landing / f"{number}.{format}").write_bytes(data)
+        epochs(site)
+    assert totals(site) == {"a": (2, 2)} and landed(site) == []
+
+
+def avro(schema: Any, rows: list[Any]) -> bytes:
+    fastavro.writer(file := io.BytesIO(), fastavro.parse_schema(schema), rows)
+    return file.getvalue()
 
 
 def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path):

@@ -81,7 +81,14 @@ def texts_of_many(path: Path) -> None:
     pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False)
 
 
+def list_of_one_text(path: Path) -> None:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000_000, pa.int32()), pa.array(["x" * 5000]))
+    table = pa.table({"notes": pa.ListArray.from_arrays([0, 1_000_000], texts)})
+    pq.write_table(table, path, store_schema=False)
+
+
 BOMBS = {
+    "a text that all items of one list have": list_of_one_text,
     "a text that all rows of many columns have": texts_of_many,
     "a text that all rows have": lambda path: texts_of_one(path, 1500, 1 << 20),
     "more rows of it": lambda path: texts_of_one(path, 100_000, 1 << 16),

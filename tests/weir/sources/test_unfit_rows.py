@@ -58,6 +58,12 @@ ODD: dict[str, Any] = {
     "map": pa.MapArray.from_arrays([0, 1, 2, 3], pa.array(["a", "b", "c"]), TEXT),
     "decimal": too_many_digits(123, 12_345_678, 999),
     "unsigned": pa.array([0, 2**64 - 1, None], pa.uint64()),
+    "list of unsigned": pa.array([[0], [1, 2**64 - 1], None], pa.list_(pa.uint64())),
+    "map of millis": pa.array([[("a", 0)], [("a", 2**62)], []], pa.map_(pa.string(), pa.timestamp("ms"))),
+    "map with a key twice": pa.array([[("a", 1)], [("a", 1), ("a", 2)], None], pa.map_(pa.string(), pa.int64())),
+    "list of maps": pa.array(
+        [[[(1, 1)]], [[(1, 1)], [(2, 1), (2, 1)]], None], pa.list_(pa.map_(pa.int32(), pa.int8()))
+    ),
 }
 
 

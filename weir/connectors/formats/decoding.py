@@ -136,7 +136,8 @@ def decode(
     partial: bool = False,
     keeps_digits: bool = False,
 ) -> Iterator[Batch]:
-    """Yield the rows of a file in its order, and those that cannot be decoded. The same each time, in bounded memory.
+    """The rows of a file in its order, and those that cannot be decoded. The same each time, in bounded memory. A file
+    without any has one batch without rows.
 
     Args:
         stream: As for `infer`.
@@ -162,12 +163,15 @@ def decode(
             reader = AvroReader(file, columns, block, partial=partial)
         else:
             reader = JsonReader(file, columns, chosen, block, keeps_digits)
-    rows = _in_order(reader.decoded, reader.blocks())
+    rows, is_empty = _in_order(reader.decoded, reader.blocks()), True
     while True:
         with _foreseen(where):
             batch = next(rows, None)
         if batch is None:
+            if is_empty and columns.names:
+                yield Batch(columns.empty_table())
             return
+        is_empty = False
         yield batch if reader.schema == columns else replace(batch, rows=frames.aligned(batch.rows, columns))
 
 

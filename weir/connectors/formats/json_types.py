@@ -16,6 +16,8 @@ from state_ops.errors import InputError
 from state_ops.logs import Logger
 from weir.connectors.formats import texts
 from weir.connectors.formats.json_lines import (
+    JsonLines,
+    JsonOptions,
     UnfitError,
     has_large_whole,
     lines_of,
@@ -29,6 +31,7 @@ from weir.connectors.formats.stream import Block, Bytes, in_chunks
 _DEEPEST = 64
 _MOST_FIELDS = 10_000
 _PIECE = 1 << 17  # bytes whose fields Arrow tells at once: each field takes memory for each line
+_KEPT = 8 << 20  # bytes of bad lines, to see whether they would be read without their bad fields
 _EXACT = 1 << 53  # whole numbers up to it are all float64
 _LARGE = pa.decimal128(38, 0)
 _STEPS = np.zeros(256, np.int8)  # brackets inside texts count too: then Python looks at the lines
@@ -56,12 +59,13 @@ def inferred(file: Bytes, block_bytes: int) -> pa.Schema:
     tree, untold, has_lines = _Tree(file), list[str](), False
     for block in lines_or_refused(file, block_bytes):
         tree.add(block)
-        has_lines = True
+        has_lines = has_lines or not block.data.isspace()
     schema = tree.schema(untold)
     if has_lines and not schema.names:
         raise tree.refused(
             "has no field with a value" + (f"; its line {tree.bad[0]} is bad: {tree.bad[1]}" if tree.bad else "")
         )
+    tree.refuse_lost(schema)
     if untold:
         log.warning(f"fields that are empty objects in all lines are not read: {', '.join(untold)}", file=file.where)
     return schema
@@ -113,11 +117,12 @@ class _Tree:
         file: For errors.
 
     Attributes:
-        bad: The first line that is no JSON object, by its number, and why.
+        bad: The first line that cannot be read, by its number, and why.
     """
 
     def __init__(self, file: Bytes) -> None:
         self.bad: tuple[int, str] | None = None
+        self._bad_lines, self._room = list[tuple[int, bytes, str]](), _KEPT
         self._file, self._root, self._count = file, _Field(_STRUCT), 0
 
     def add(self, block: Block) -> None:
@@ -136,6 +141,13 @@ class _Tree:
         """
         named = [(name, self._named(part, name, untold)) for name, part in self._root.parts.items()]
         return pa.schema([(name, type) for name, type in named if type is not None])
+
+    def refuse_lost(self, schema: pa.Schema) -> None:
+        """Raise InputError for a bad line whose bad fields are not in the schema: it would be read without them."""
+        lines = JsonLines(schema, JsonOptions())
+        for number, text, reason in self._bad_lines:
+            if not lines.decoded(Block(text, number)).rejected:
+                raise self.refused(f"has a field that cannot be read in line {number}: {reason}")
 
     def refused(self, what: str) -> InputError:
         return InputError(
@@ -184,6 +196,9 @@ class _Tree:
                 _check_depth(raw)
             except UnfitError as error:
                 self.bad = self.bad or (number, str(error))
+                if (room := self._room - len(text)) >= 0:
+                    self._bad_lines.append((number, text, str(error)))
+                    self._room = room
                 continue
             self._add_value(self._root, raw, told)
         for into, values in told.items():

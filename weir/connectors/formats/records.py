@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _LF, _CR = 10, 13
-UNCLOSED = "a quote is not closed"
+UNCLOSED = "a quote is not closed (multiline=True reads values of several lines)"
 _AFTER_QUOTE = "text stands behind a closing quote"
 
 

@@ -163,6 +163,13 @@ class Client:
                 next="Make the rows smaller, or raise message.max.bytes of the connection and max.message.bytes of the "
                 "topic.",
             )
+        if code in (codes.INVALID_RECORD, codes.INVALID_TIMESTAMP):
+            return PipelineError(
+                f"{doing}: the topic does not take it as it is: {self.hidden(error.str())}",
+                where=self.where,
+                next="See the topic's options: a compacted one (cleanup.policy) takes no message without a key, and "
+                "message.timestamp.before.max.ms and message.timestamp.after.max.ms bound times.",
+            )
         reason = self.hidden((self._trouble or error).str())
         return TransientError(
             f"{doing}: {reason}",

@@ -20,8 +20,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_ops.errors import ConfigurationError, DamageError, InputError, PipelineError, TransientError
-from weir.connectors.kafka import encoding, headers, values
+from state_ops.errors import ConfigurationError, DamageError, PipelineError, TransientError
+from weir.connectors.kafka import encoding, headers, topics, values
 from weir.connectors.kafka.client import Client
 from weir.connectors.kafka.headers import Sent
 from weir.connectors.kafka.marker import Marker, stored
@@ -112,6 +112,7 @@ class KafkaPublisher:
 
     def check(self, schema: pa.Schema) -> None:
         encoding.check(schema, self._sink.values, self._sink.schema, self._sink.key, self._where)
+        topics.check_right(topics.described(self._client, self._topic, rights=True), self._topic, self._where)
         if not self._sink.key and self._settings().is_compacted:
             raise PipelineError(
                 f"The topic {self._topic} is compacted (cleanup.policy), and takes no message without a key.",
@@ -129,7 +130,9 @@ class KafkaPublisher:
         return values.settings_of(self._client, self._topic, dict(self._sink.topic_options))
 
     def prepare(self, schema: pa.Schema | None = None) -> None:  # noqa: ARG002
-        if self._exists():
+        there = topics.described(self._client, self._topic, rights=True)
+        if there is not None:
+            topics.check_right(there, self._topic, self._where)
             return
         from confluent_kafka.admin import NewTopic
 
@@ -324,15 +327,8 @@ class KafkaPublisher:
 
     def _found(self) -> str | None:
         """Return the id of the topic, which is this one's alone; None if there is none."""
-        from confluent_kafka import TopicCollection
-
-        future = self._client.admin.describe_topics(
-            TopicCollection([self._topic]), request_timeout=self._client.timeout_s
-        )[self._topic]
-        try:
-            return str(self._client.result(future, f"the topic {self._topic} cannot be looked at").topic_id)
-        except InputError:
-            return None
+        there = topics.described(self._client, self._topic)
+        return str(there.topic_id) if there is not None else None
 
     def _from_messages(self, previous: int | None, checkpoint: int, rows: Rows) -> Marker | None:
         """Return the marker, which brokers have forgotten or never had, as messages say it; None: `checkpoint` is

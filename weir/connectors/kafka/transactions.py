@@ -158,8 +158,27 @@ class Transactions:
             with suppress(self._client.kafka.KafkaException):
                 self._producer.poll(0.05)
             said = [one for one in failed if one.code() not in (codes._PURGE_QUEUE, codes._PURGE_INFLIGHT)]
-            if said or not len(self._producer) or time.monotonic() > until:
-                return self._client.kafka.KafkaException(said[0]) if said else error
+            if said:
+                return self._client.kafka.KafkaException(said[0])
+            if not len(self._producer) or time.monotonic() > until:
+                return self._state(error) if failed else error
+
+    def _state(self, otherwise: Any) -> Any:
+        """Return the error that a transaction has failed with before any of its messages was sent, as where the user
+        may not write to the topic.
+
+        Every later call says it. This one changes nothing, because a failed transaction is aborted.
+
+        Args:
+            otherwise: What to return if the transaction has not failed.
+        """
+        from confluent_kafka import TopicPartition
+
+        try:
+            self._producer.send_offsets_to_transaction([TopicPartition(self._topic, 0, 0)], self._group, _REPORTS_S)
+        except self._client.kafka.KafkaException as error:
+            return error
+        return otherwise
 
     def _send_marker(self, marker: Marker) -> None:
         # The client may never return from this call where a broker was restarted (librdkafka issue 5456).

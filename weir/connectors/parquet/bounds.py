@@ -110,6 +110,8 @@ def rows_at_once(
             values, wide = max(chunk.num_values, 1), width
             if is_bytes:
                 wide = _value_bytes(source, parquet, (group, leaf), looked_at, min(rows, values))
+                if is_nested and values * wide > most(size) and chunk.has_dictionary_page:
+                    _check_items(source, parquet, (group, leaf), size)
             elif values * width > most(size):
                 raise TooMuchError(f"has {values:,} values in one row group of the column {chunk.path_in_schema!r}")
             varying[group] += -(-values * wide // count)
@@ -189,14 +191,38 @@ def _longest(source: Any, parquet: pq.ParquetFile, group: int, leaf: int) -> int
     return max(found, default=None)
 
 
+def _check_items(source: Any, parquet: pq.ParquetFile, place: tuple[int, int], size: int) -> None:
+    """Raise TooMuchError for a chunk whose lists have more bytes than the file may: one row can have all of them. Only
+    the places of the values in its dictionary are decoded."""
+    group, leaf = place
+    path, left = parquet.schema.column(leaf).path, most(size)
+    if parquet.metadata.row_group(group).column(leaf).num_values * _WIDTHS["INT32"] > left:
+        raise TooMuchError(f"has too many values in one row group of the column {path!r}")
+    with pq.ParquetFile(source, metadata=parquet.metadata, read_dictionary=[path]) as indexed:
+        for batch in indexed.iter_batches(_LOOKED_AT, row_groups=[group], columns=[path], use_threads=False):
+            for dictionary in (found for column in batch.columns for found in _dictionaries(column)):
+                lengths = pc.binary_length(dictionary.dictionary).cast(pa.int64())
+                left -= pc.sum(lengths.take(dictionary.indices)).as_py() or 0
+                if left < 0:
+                    raise TooMuchError(
+                        f"has {size:,} bytes, and the lists of the column {path!r} more than {most(size):,}"
+                    )
+
+
 def _lengths(array: pa.Array) -> Iterator[int]:
     """Yield the bytes of the longest value of each dictionary in an array."""
-    if pa.types.is_dictionary(array.type):
-        longest = pc.max(pc.binary_length(array.dictionary)).as_py()
+    for dictionary in _dictionaries(array):
+        longest = pc.max(pc.binary_length(dictionary.dictionary)).as_py()
         if longest is not None:
             yield longest
+
+
+def _dictionaries(array: pa.Array) -> Iterator[pa.DictionaryArray]:
+    """Yield the arrays with a dictionary that an array consists of."""
+    if pa.types.is_dictionary(array.type):
+        yield array
     elif pa.types.is_struct(array.type):
         for number in range(array.type.num_fields):
-            yield from _lengths(array.field(number))
+            yield from _dictionaries(array.field(number))
     elif pa.types.is_nested(array.type):
-        yield from _lengths(array.values)
+        yield from _dictionaries(array.values)

@@ -182,7 +182,7 @@ def _judged(table: pa.Table, numbers: np.ndarray, convert: Convert, without: np.
     if not bad:
         return Rows(converted, numbers, converted.slice(0, 0))
     is_fit = ~np.isin(there, list(bad))
-    rows = [table.slice(row, 1) for row in sorted(bad)]
+    rows = [_alone(table, row, row + 1) for row in sorted(bad)]
     shown = [
         BadValue(int(numbers[row]), bad[row].column, bad[row].problem, _raw(of))
         for row, of in zip(sorted(bad), rows, strict=True)
@@ -205,10 +205,16 @@ def _converted(table: pa.Table, before: int, convert: Convert, bad: dict[int, Un
     half = table.num_rows // 2
     return pa.concat_tables(
         [
-            _converted(table.slice(0, half), before, convert, bad),
-            _converted(table.slice(half), before + half, convert, bad),
+            _converted(_alone(table, 0, half), before, convert, bad),
+            _converted(_alone(table, half, table.num_rows), before + half, convert, bad),
         ]
     )
+
+
+def _alone(table: pa.Table, start: int, end: int) -> pa.Table:
+    """Return some rows as a table of their own. A cast of a slice would convert the elements of all lists that the
+    slice was cut from."""
+    return table.take(np.arange(start, end))
 
 
 def _to_blame(table: pa.Table, convert: Convert, error: pa.ArrowInvalid) -> tuple[str, str]:

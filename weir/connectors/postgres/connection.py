@@ -237,12 +237,7 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
     if state.startswith(_CONFLICTS):
         return TransientError(f"A transaction lost against another one: {text}.", where=where, next="Run again.")
     if state == _READ_ONLY:
-        return TransientError(
-            f"The Postgres server takes no writes: {text}.",
-            where=where,
-            next="It is a standby, or set to read only: wait until it is the primary, or name all hosts with "
-            "target_session_attrs=read-write; then run again.",
-        )
+        return takes_no_writes(text, where)
     if not state or state.startswith(_TRANSIENT):
         return TransientError(
             f"The Postgres server could not be asked: {text}.", where=where, next=_NEXT.get(state, _REACHED)
@@ -256,6 +251,21 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
         f"The Postgres server refuses a statement: {text}{f' ({listed})' if more else ''}.",
         where=f"{where}: {row}" if row else where,
         next=_OF_A_QUERY if refused is InputError and state.startswith(_VALUES) else "",
+    )
+
+
+def takes_no_writes(why: str, where: str) -> TransientError:
+    """Return the error of a server, database or role that only reads.
+
+    Args:
+        why: What says so, as a clause.
+        where: The place, for a person.
+    """
+    return TransientError(
+        f"The Postgres server takes no writes: {why}.",
+        where=where,
+        next="It is a standby, or default_transaction_read_only is on for its database or this role: wait until it is "
+        "the primary, name all hosts with target_session_attrs=read-write, or reset that; then run again.",
     )
 
 

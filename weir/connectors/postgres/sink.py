@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from state_ops.errors import DamageError, PipelineError
 from state_ops.logs import Logger
-from weir.connectors.postgres.connection import Connection, Server, quoted
+from weir.connectors.postgres import rights
+from weir.connectors.postgres.connection import Connection, Server, literal, quoted
 from weir.connectors.postgres.keys import UniqueKey, matches, newest, unique_keys, widest
 from weir.connectors.postgres.values import PostgresRules, TextRule, codec_of
 from weir.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
@@ -117,7 +118,12 @@ class _Publisher:
 
     def check(self, schema: pa.Schema) -> None:
         columns = self._columns(schema)
-        self._server.patiently(lambda connection: self._check_table(connection, columns))
+
+        def look(connection: Connection) -> None:
+            self._check_table(connection, columns)
+            self._check_rights(connection, schema)
+
+        self._server.patiently(look)
 
     def rules(self, schema: pa.Schema) -> PostgresRules:
         columns = self._columns(schema)
@@ -160,6 +166,7 @@ class _Publisher:
                 )  # fmt: skip
             self._create(connection, self._table, ", ".join(lines))
             self._check_table(connection, columns)
+            self._check_rights(connection, schema)
 
         self._server.patiently(create)
 
@@ -209,8 +216,10 @@ class _Publisher:
             f"The table's marker is at {'no checkpoint' if marker is None else f'checkpoint {marker}'}, but "
             f"{'none' if previous is None else previous} was published before {checkpoint}.",
             where=f"{self._where}, {MARKERS} of {self._app_id}",
-            next="Somebody has restored or altered the database. Bring it back as it was, or rewind the pipeline to "
-            "the checkpoint that the table has.",
+            next="Somebody has restored or altered the database. Bring it back as it was; or rewind the pipeline to "
+            f"the checkpoint that the table has, with --to {marker or 0} --force. Is the marker alone gone, and are "
+            f"the rows of checkpoint {previous or 0} there? INSERT INTO {self._markers} VALUES "
+            f"({literal(self._app_id)}, {previous or 0}, now());",
         )
 
     def _create(self, connection: Connection, table: str, columns: str) -> None:
@@ -273,6 +282,11 @@ class _Publisher:
         if self._sink.key:
             self._unique_key(connection)
         return there
+
+    def _check_rights(self, connection: Connection, schema: pa.Schema) -> None:
+        names = [name for name in schema.names if name != CHANGE]
+        changes = CHANGE in schema.names
+        rights.check(connection, self._where, self._table, self._markers, names, self._sink.key, changes)
 
     def _unique_key(self, connection: Connection) -> UniqueKey:
         """Return which values of the key the table takes for equal. Raises PipelineError."""

@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING
 
 from state_ops.storage.temp_dirs import scratch
 from weir.definition.fingerprint import HOME, PACKAGES
-from weir.settings.configuration import PROJECT, Settings
-from weir.settings.project import is_installed
+from weir.settings.configuration import PROJECT, Settings, configuration_file
+from weir.settings.project import is_installed, settings_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _ON_EVERY_EXECUTOR = {"pyspark", "py4j", "sitecustomize", "usercustomize"}
+_SETTINGS = {".yaml", ".yml"}
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the same code makes the same archive
 
 
@@ -39,7 +40,8 @@ def ship(spark: SparkSession, settings: Settings) -> Path:
     kept = ExitStack()
     directory = kept.enter_context(scratch(settings.work_dir, "code-"))
     atexit.register(kept.close)
-    archive = pack(directory, [*of_weir(), *of_project(PROJECT), *of_modules(sys.modules.values())])
+    files = [*of_weir(), *of_project(PROJECT), *of_modules(sys.modules.values())]
+    archive = pack(directory, without_settings(files, PROJECT, configuration_file(os.environ)))
     spark.addArtifacts(str(archive), pyfile=True)
     return archive
 
@@ -79,6 +81,19 @@ def of_project(project: Path) -> Iterator[tuple[str, Path]]:
     for entry in sorted(project.iterdir()):
         if not entry.name.startswith("."):
             yield from _importable(entry)
+
+
+def without_settings(files: Iterable[tuple[str, Path]], project: Path, chosen: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files but those of settings, which tasks never read: they may have secrets.
+
+    Args:
+        chosen: The file of settings that the environment names, wherever it lies.
+    """
+    configs, read = settings_folder(project).resolve(), chosen.resolve()
+    for name, path in files:
+        there = path.resolve()
+        if there != read and not (there.suffix in _SETTINGS and there.is_relative_to(configs)):
+            yield name, path
 
 
 def of_modules(modules: Iterable[ModuleType]) -> Iterator[tuple[str, Path]]:

@@ -16,6 +16,7 @@ _SIMPLE = {
     "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
     "bytes": pa.binary(), "string": pa.string(),
 }  # fmt: skip
+_READ_AS = {"int": "long"}  # they are written alike, and of an int with more than 32 bits Polars takes the lowest ones
 _LOGICAL = {
     ("int", "date"): pa.date32(),
     ("int", "time-millis"): pa.time32("ms"),
@@ -138,7 +139,7 @@ class AvroSchema:
             return self._optional(schema, space)
         if isinstance(schema, str):
             if schema in _SIMPLE:
-                return AvroColumn(schema, _SIMPLE[schema])
+                return AvroColumn(_READ_AS.get(schema, schema), _SIMPLE[schema])
             if schema == "null":
                 return AvroColumn(None, pa.null())
             return self._by_name(schema, space)
@@ -168,7 +169,7 @@ class AvroSchema:
         type = _LOGICAL.get((kind, str(logical)))
         if type is None:
             return plain
-        return AvroColumn(kind, type)
+        return AvroColumn(_READ_AS.get(kind, kind), type)
 
     def _with_name(self, schema: Mapping[str, Any], space: str) -> AvroColumn:
         name = _full(schema, space)
@@ -177,7 +178,7 @@ class AvroSchema:
         if schema["type"] == "enum":
             if not all(isinstance(symbol, str) and symbol.encode() for symbol in schema["symbols"]):
                 raise ValueError("symbols of an enum are texts")
-            return AvroColumn("int", pa.string(), tuple(schema["symbols"]))
+            return AvroColumn(_READ_AS["int"], pa.string(), tuple(schema["symbols"]))
         if schema["type"] == "fixed":
             if type(schema["size"]) is not int or not 0 < schema["size"] <= _LARGEST:
                 raise self._unread(schema)

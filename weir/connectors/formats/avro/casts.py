@@ -25,7 +25,9 @@ def cast(array: pa.Array, type: pa.DataType) -> tuple[pa.Array, np.ndarray]:
     except pa.ArrowInvalid:
         if len(array) > 1:
             middle = len(array) // 2
-            (first, bad), (second, more) = cast(array[:middle], type), cast(array[middle:], type)
+            # Taken, since a slice would have the elements of all lists that it was cut from converted.
+            first, bad = cast(array.take(np.arange(middle)), type)
+            second, more = cast(array.take(np.arange(middle, len(array))), type)
             return pa.concat_arrays([first, second]), np.concatenate([bad, middle + more])
         return pa.nulls(1, type), np.zeros(1, np.int64)
 

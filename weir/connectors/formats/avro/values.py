@@ -35,7 +35,8 @@ class Symbols:
 
 
 def restored(array: pa.Array, column: AvroColumn, symbols: Symbols) -> pa.Array:
-    """Return the values that Polars has read, as the file's own schema has them."""
+    """Return the values that Polars has read, as the file's own schema has them. Raises ArrowInvalid for an int with
+    more than 32 bits."""
     mask = array.is_null() if array.null_count else None
     if column.symbols is not None:
         return symbols.of(array, column.symbols)
@@ -59,6 +60,8 @@ def restored(array: pa.Array, column: AvroColumn, symbols: Symbols) -> pa.Array:
                 offsets, keys.cast(pa.string()), restored(items, column.parts[0], symbols), mask=mask
             )
         return pa.ListArray.from_arrays(offsets, restored(values, column.parts[0], symbols), mask=mask)
+    if pa.types.is_int64(array.type) and column.type.bit_width == 32:
+        array = array.cast(pa.int32())  # no other type is made of an int: a date, a time of day
     return array.cast(column.type) if array.type != column.type else array
 
 
