@@ -83,7 +83,7 @@ def planned(project: Path, names: list[str], **variables: str) -> None:
 def test_plan_accepts_what_asks_no_server(project: Path):
     files = ["parquet", "csv", "json", "avro"]
     names = [f"{source}_to_{sink}" for source in files for sink in SINKS]
-    planned(project, [*names, *(f"generator_to_{sink}" for sink in SINKS if sink != "postgres")])
+    planned(project, [*names, *(f"generator_to_{sink}" for sink in SINKS if sink not in ("kafka", "postgres"))])
 
 
 @pytest.mark.long
@@ -98,8 +98,10 @@ def test_plan_accepts_what_asks_a_server_that_is_up(project: Path, kafka: KafkaT
         rows.write_delta(str(project / ".weir" / "landing" / f"delta_to_{sink}"))
         columns = "customer text, amount float8, at timestamptz, tx xid8 DEFAULT pg_current_xact_id()"
         postgres.rows(f"CREATE TABLE postgres_to_{sink} ({columns})")
+    for source in ("delta", "postgres", "generator"):
+        variables[f"WEIR_PIPELINES__{source.upper()}_TO_KAFKA__PARAMS__SERVERS"] = kafka.servers
     names = [f"{source}_to_{sink}" for source in ("kafka", "delta", "postgres") for sink in SINKS]
-    planned(project, [*names, "generator_to_postgres"], PG=PASSWORD, **variables)
+    planned(project, [*names, "generator_to_kafka", "generator_to_postgres"], PG=PASSWORD, **variables)
 
 
 @pytest.mark.parametrize("name", ["user", "order", "end"])
