@@ -115,10 +115,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """After the second since 1970 that `WEIR_LONG_TESTS_UNTIL` names, no test with the mark `long` begins."""
-    until = os.environ.get("WEIR_LONG_TESTS_UNTIL")
+    """After the second since 1970 that `LONG_TESTS_UNTIL` names, no test with the mark `long` begins."""
+    until = os.environ.get("LONG_TESTS_UNTIL")
     if until and item.get_closest_marker("long") and time.time() > float(until):
-        pytest.skip("there was no time left for it (WEIR_LONG_TESTS_UNTIL)")
+        pytest.skip("there was no time left for it (LONG_TESTS_UNTIL)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

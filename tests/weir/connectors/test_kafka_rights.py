@@ -1,4 +1,4 @@
-"""What a topic's ACLs and options do not let a sink do: found before the commit, or said as the brokers say it."""
+"""A topic's ACLs or options refuse a sink: the right to write is looked for before the commit, all else is named."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+GRANT = "Give the user the right by Kafka's ACLs; the how-to lists those that are needed."
 _TIMEOUT_OPTION = "socket.timeout.ms"
 _STEP_S = 0.05
 _SILENT = logging.Logger("weir.kafka", logging.CRITICAL + 1)
@@ -138,7 +139,7 @@ class Client:
             return ConfigurationError(
                 f"{doing}: this user may not do that: {self.hidden(error.str())}",
                 where=self.where,
-                next="Give the user the right by Kafka's ACLs; the how-to lists those that are needed.",
+                next=GRANT,
             )
         if code in (
             codes.UNKNOWN_TOPIC_OR_PART,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from state_ops.errors import ConfigurationError, InputError
-from weir.connectors.kafka.client import Client
+from weir.connectors.kafka.client import GRANT, Client
 
 
 def described(client: Client, topic: str, *, rights: bool = False) -> Any:
@@ -42,5 +42,5 @@ def check_right(described: Any, topic: str, where: str) -> None:
         raise ConfigurationError(
             f"This user may not write to the topic {topic}.",
             where=where,
-            next="Give the user the right by Kafka's ACLs; the how-to lists those that are needed.",
+            next=GRANT,
         )
