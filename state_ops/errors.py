@@ -45,12 +45,19 @@ __all__ = [
 
 
 class WeirError(Exception):
-    """Base of all errors that Weir raises on purpose.
+    """The base of all errors that Weir raises on purpose.
 
     Args:
-        what: What happened, one sentence.
-        where: File, key, stage, checkpoint or table.
-        next: What a person does now, a command where there is one.
+        what: One sentence that says what happened.
+        where: The file, key, stage, checkpoint or table.
+        next: The next step of a person, a command if there is one.
+
+    Example:
+        >>> from weir import WeirError
+        >>> print(WeirError("The file is empty.", where="orders-1.csv", next="Move it away."))
+        The file is empty.
+          where: orders-1.csv
+          next:  Move it away.
     """
 
     exit_code = 1
@@ -84,20 +91,41 @@ def _rebuild(cls: type[WeirError], what: str, where: str | None, next: str | Non
 
 
 class ConfigurationError(WeirError):
-    """Reconfigure: a setting or a command line is wrong. Nothing was started."""
+    """Reconfigure: a setting or a command line is wrong. Nothing was started.
+
+    Example:
+        >>> from weir import ConfigurationError, sink
+        >>> try:
+        ...     sink("shelf", name="orders")
+        ... except ConfigurationError as error:
+        ...     print(error)
+        No installed package brings 'shelf'.
+          where: entry points weir.sinks
+          next:  Install the package that has it; there are: none.
+    """
 
     exit_code = 2
 
 
 class PipelineError(WeirError):
-    """Fix the pipeline's code: its definition does not fit itself, its input or its state."""
+    """Fix the pipeline's code: its definition does not fit itself, its input or its state.
+
+    Example:
+        >>> from weir import PipelineError, aggregate, files
+        >>> try:
+        ...     aggregate("totals", files("{landing}/*.parquet"), key="carrier")
+        ... except PipelineError as error:
+        ...     print(error)
+        It aggregates nothing.
+          where: aggregate totals
+          next:  Add e.g. departures=agg.count().
+    """
 
     exit_code = 2
 
 
 class StateSizeError(ConfigurationError):
-    """Reconfigure: state grew past what its backend is meant for. The epoch was declined, and everything is as it
-    was."""
+    """Reconfigure: state has outgrown its backend. The epoch was declined, and everything is as it was."""
 
 
 class StageError(WeirError):
@@ -123,7 +151,18 @@ class HoldingError(WeirError):
 
 
 class InputError(HoldingError):
-    """Repair or move the input: a source's data cannot be read as the pipeline needs it."""
+    """Repair or move the input: a source's data cannot be read as the pipeline needs it.
+
+    Example:
+        >>> from weir import InputError, agg, aggregate, files, testing
+        >>> totals = aggregate("totals", files("{landing}/*.parquet"), key="carrier", delay=agg.sum("delay"))
+        >>> run = testing.run(totals)
+        >>> try:
+        ...     run.epoch([{"carrier": "AA", "delay": 5}, {"carrier": None, "delay": 7}])
+        ... except InputError as error:
+        ...     print(error.what)
+        1 row of a batch has no 'carrier', which is a key of totals.
+    """
 
 
 class RefusedError(InputError):
@@ -143,7 +182,15 @@ class VanishedError(InputError):
 
 
 class LostError(InputError):
-    """Bring the data back, or accept the loss with on_lost="skip": what a source still had to be read from is gone."""
+    """Bring the data back, or accept the loss with on_lost="skip": what a source still had to be read from is gone.
+
+    Example:
+        >>> from weir import LostError
+        >>> print(LostError("Offsets 10 to 19 have expired.", where="topic orders", next='Say on_lost="skip".'))
+        Offsets 10 to 19 have expired.
+          where: topic orders
+          next:  Say on_lost="skip".
+    """
 
 
 class GateError(HoldingError):
@@ -166,7 +213,16 @@ class GateError(HoldingError):
 
 
 class DamageError(HoldingError):
-    """Restore or repair: something that Weir wrote is missing, altered or inconsistent. Nothing is deleted."""
+    """Restore or repair: something that Weir wrote is missing, altered or inconsistent. Nothing is deleted.
+
+    Example:
+        >>> from weir import DamageError
+        >>> raise DamageError("The marker is 3, and the registry says 5.", where="table orders")
+        Traceback (most recent call last):
+            ...
+        state_ops.errors.DamageError: The marker is 3, and the registry says 5.
+          where: table orders
+    """
 
 
 class MissingError(DamageError):
@@ -174,7 +230,18 @@ class MissingError(DamageError):
 
 
 class FencedError(WeirError):
-    """Do nothing: another coordinator has taken this pipeline over; this one stops and deletes nothing."""
+    """Do nothing: another coordinator has taken this pipeline over; this one stops and deletes nothing.
+
+    Example:
+        >>> from weir import FencedError, SinkOpening
+        >>> def prove():
+        ...     raise FencedError("Another coordinator owns the pipeline orders.")
+        >>> opening = SinkOpening("weir/orders/main/out", str, {}, prove)
+        >>> opening.prove()
+        Traceback (most recent call last):
+            ...
+        state_ops.errors.FencedError: Another coordinator owns the pipeline orders.
+    """
 
 
 class BusyError(WeirError):
@@ -182,7 +249,17 @@ class BusyError(WeirError):
 
 
 class TransientError(WeirError):
-    """Retry: storage or the cluster failed in a way that may pass."""
+    """Retry: storage or the cluster failed in a way that may pass.
+
+    Example:
+        >>> from weir import TransientError
+        >>> try:
+        ...     raise TimeoutError("timed out")
+        ... except TimeoutError as error:
+        ...     again = TransientError(f"The server does not answer: {error}", where="shop.example", next="Try again.")
+        >>> again.what
+        'The server does not answer: timed out'
+    """
 
 
 class DiskFullError(TransientError):

@@ -22,8 +22,10 @@ _FORGED = re.compile(r"\n(?=\s*(?:where|next|error):)")
 def printable(text: str) -> str:
     """Return a text whose characters only show; its lines stay.
 
-    >>> printable("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
+    Example:
+        >>> from state_ops.printable import printable
+        >>> printable("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
     """
     return text if text.isascii() and text.isprintable() else _ACTS.sub(_shown, text)
 

@@ -26,10 +26,11 @@ def modules() -> list[tuple[Path, ast.Module]]:
 
 
 def lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Of a function without its docstring, which is as long as what it says."""
-    has_docstring = ast.get_docstring(node) is not None and not isinstance(node, ast.ClassDef)
-    docstring = (node.body[0].end_lineno or 0) - node.body[0].lineno + 1 if has_docstring else 0
-    return (node.end_lineno or 0) - node.lineno + 1 - docstring
+    """Return the length without docstrings, which are as long as their content."""
+    documented = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    inner = [part for part in ast.walk(node) if isinstance(part, documented) and ast.get_docstring(part) is not None]
+    docstrings = sum((part.body[0].end_lineno or 0) - part.body[0].lineno + 1 for part in inner)
+    return (node.end_lineno or 0) - node.lineno + 1 - docstrings
 
 
 def says_why_it_is_long(node: ast.ClassDef) -> bool:

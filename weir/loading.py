@@ -106,10 +106,12 @@ def _run_module(pipeline: str, module: str) -> ModuleType:
 
 
 def _moved(error: BaseException) -> str:
-    """Return what to write where code imports a module of Weir by its name of before, else nothing.
+    """Return the new name to write if code imports a module of Weir by its old name, else an empty text.
 
-    >>> _moved(ModuleNotFoundError("No module named 'pipelines.api'", name="pipelines.api"))
-    'Weir is a package: write weir for pipelines.api (docs/how-to/project.md).'
+    Example:
+        >>> from weir.loading import _moved
+        >>> _moved(ModuleNotFoundError("No module named 'pipelines.api'", name="pipelines.api"))
+        'Weir is a package: write weir for pipelines.api (docs/how-to/project.md).'
     """
     if not isinstance(error, ImportError) or not error.name:
         return ""

@@ -14,8 +14,10 @@ _LINKED = re.compile(r":(?=//)|\bwww(?=\.)|@(?=\w)", re.IGNORECASE)  # links tha
 def as_text(text: str) -> str:
     r"""Return a text of which nothing becomes markup, a link or an image, also in a cell of a table.
 
-    >>> as_text("![x](y) <b> a|b")
-    '\\!\\[x\\](y) &lt;b&gt; a\\|b'
+    Example:
+        >>> from weir.markdown import as_text
+        >>> as_text("![x](y) <b> a|b")
+        '\\!\\[x\\](y) &lt;b&gt; a\\|b'
     """
     text = on_one_line(redacted(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _LINKED.sub("\\g<0>\u200b", _SPECIAL.sub(r"\\\1", text))

@@ -52,6 +52,8 @@ def unfit(table: pa.Table | pa.RecordBatch) -> Iterator[UnfitValue]:
         table: Rows of canonical types (`frames.canonical`).
 
     Example:
+        >>> import pyarrow as pa
+        >>> from state_ops.arrow.unfit_values import unfit
         >>> [value.problem for value in unfit(pa.table({"day": pa.array([0, 2_932_897], pa.date32())}))]
         ['is 10000-01-01, outside of the years 1 to 9999']
     """

@@ -59,8 +59,7 @@ class Policy:
 
 
 class Coordinator:
-    """A model of pending, confirmed and failed checkpoints; long because barriers, acks and commits are proven as one
-    model.
+    """A model of pending, confirmed and failed checkpoints. Barriers, acks and commits are proven as one model.
 
     Attributes:
         retained: The registry's checkpoints, oldest first; the last one is continued.

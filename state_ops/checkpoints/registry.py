@@ -255,7 +255,7 @@ class _Rows(Generic[Row]):
 
 
 class Registry:
-    """One pipeline's registry; long because it alone writes four tables, in the order of the protocol.
+    """One pipeline's registry. It alone writes four tables, in the order of the protocol.
 
     Attributes:
         storage: Rooted at the pipeline's directory.

@@ -51,7 +51,26 @@ __all__ = [
 
 
 class KeyedState(ValueState):
-    """The typed row of each key, with its lists and maps as attributes of their names, and its `timers`."""
+    """The typed row of each key, with its lists and maps as attributes of their names, and its `timers`.
+
+    `get`, `join`, `put`, `lag`, `fold` and `delete` are about the row, as in `ValueState`.
+
+    Example:
+        >>> import polars as pl
+        >>> from weir import Epoch, KeyedState, ListOf, State, agg, files, stage, testing
+        >>> class Rider(State):
+        ...     rides: int = 0
+        ...     recent: ListOf[str]
+        >>> @stage("rides", source=files("{landing}/*.parquet"), key="rider", state=Rider)
+        ... def rides(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        ...     state.recent.append(rows.select("rider", recent="to"))
+        ...     return state.fold(rows, rides=agg.count())
+        >>> run = testing.run(rides)
+        >>> run.epoch([{"rider": "ann", "to": "home"}, {"rider": "ann", "to": "work"}]).to_dicts()
+        [{'rider': 'ann', 'rides': 2}]
+        >>> run.state["ann"]
+        Rider(rides=2, recent=['home', 'work'])
+    """
 
     timers: TimerState
 
@@ -68,7 +87,12 @@ class KeyedState(ValueState):
         timers: TimerState | None = None,
         residence: Residence | None = None,
     ) -> None:
-        """schema, collections: with the hidden field of `ttl.stamped` if there is an expiry."""
+        """Open the state of a subtask's keys.
+
+        Args:
+            schema: The row's fields, with the hidden field of `ttl.stamped` if there is an expiry.
+            collections: The lists and maps, with that field likewise.
+        """
         super().__init__(backend, schema, keys, where, convert, expiry, residence)
         self._timers = timers or TimerState(backend, keys, where, now=0, epoch=0, allowed=False)
         self.timers = self._timers

@@ -35,12 +35,28 @@ _SCANNED = 50_000  # entries of a table
 
 
 class ValueState(RowHandle):
-    """The typed row of each key. Every method takes a frame with the key columns, whose keys are keys of the batch.
+    """The typed row of each key.
 
-    Frames come in as pyarrow, pandas or Polars and go out as what the stage's function is annotated with.
+    Every method takes a frame with the key columns, whose keys are keys of the batch. Frames may be pyarrow, pandas or
+    Polars. Returned frames are of the kind that the first parameter of the stage's function is annotated with.
 
     Args:
-        schema: With the hidden field of `ttl.stamped` if there is an expiry.
+        schema: The row's fields, with the hidden field of `ttl.stamped` if there is an expiry.
+
+    Example:
+        >>> import polars as pl
+        >>> from weir import Epoch, State, ValueState, files, stage, testing
+        >>> class Meter(State):
+        ...     last: int | None = None
+        >>> @stage("usage", source=files("{landing}/*.parquet"), key="meter", state=Meter, order_by="day")
+        ... def usage(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        ...     before = state.lag(rows, last="total")["last"]
+        ...     return rows.select("meter", "day", used=pl.col("total") - before)
+        >>> run = testing.run(usage, state={"a": Meter(last=90)})
+        >>> run.epoch([{"meter": "a", "day": 1, "total": 100}, {"meter": "a", "day": 2, "total": 130}]).to_dicts()
+        [{'meter': 'a', 'day': 1, 'used': 10}, {'meter': 'a', 'day': 2, 'used': 30}]
+        >>> run.state["a"]
+        Meter(last=130)
     """
 
     def __init__(

@@ -1,21 +1,59 @@
 """Aggregates that can be kept as state: each has a partial over a batch, a merge of two partials, and a result.
 
-    from state_ops.rows import aggregates as agg
-    agg.count(), agg.sum("dep_delay"), agg.mean("dep_delay"), agg.min(...), agg.max(...), agg.first(...), agg.last(...)
+`count` counts rows. `count_distinct` counts values, which `state_ops.rows.distinct_values` keeps. All aggregates but
+`count` ignore nulls. Without rows, counts and sums are 0 and the others are null.
 
-`count` counts rows, `count_distinct` values, which `state_ops.rows.distinct_values` keeps. Nulls are left out of all
-but `count`; over nothing counts and sums are 0, the others are null. Sums of integers and booleans are int64 and sums
-of decimals decimal128(38, scale); one that does not fit is refused, never wrapped. Means are float64. A NaN counts in
-min and max only where there is nothing else.
+- Sums of integers and booleans are int64, sums of decimals decimal128(38, scale). A sum that does not fit is refused.
+- Means are float64.
+- A NaN counts in `min` and `max` only if there are no other values.
 
-`where="price < 10000"` makes an aggregate one of the rows of which that is true, as SQL's FILTER does. Whoever
-aggregates evaluates it, row by row: `Agg.filtered` is the aggregate of the column that comes of it.
+`where="price < 10000"` restricts an aggregate to the rows of which that is true, as SQL's FILTER does. The caller
+evaluates the condition, row by row: `Agg.filtered` is the aggregate of the resulting column.
 
-`first` and `last` have two meanings. In `aggregate` and `window` they have an order (`ordered`): they are the value of
-the row where the order columns are smallest or largest among all rows that ever came, so that slicing cannot change
-them; rows with a null in the value or in an order column are left out, and of rows that tie the smallest value is first
-and the largest last; lists, maps and structs go by their first parts that differ. Without one, in `state.fold`, rows
-count in the order in which they come, and `last` takes the last row's value even if it is null.
+`first` and `last` have two meanings:
+
+- In `aggregate` and `window` they have an order (`ordered`), so that slicing cannot change them. They take the row
+  where the order columns are smallest or largest, of all rows that ever came. Rows with a null in the value or in an
+  order column are left out. Of rows that tie, the smallest value is first and the largest last; lists, maps and structs
+  are compared by their first parts that differ.
+- In `state.fold` they have no order. Rows count as they come, and `last` takes the last row's value even if it is null.
+
+Example:
+    >>> from weir import agg, aggregate, files, testing
+    >>> prices = aggregate(
+    ...     "prices",
+    ...     files("{landing}/*.parquet"),
+    ...     key="item",
+    ...     order_by="day",
+    ...     orders=agg.count(),
+    ...     buyers=agg.count_distinct("buyer"),
+    ...     about=agg.approx_distinct("buyer"),
+    ...     median=agg.approx_quantile("price", 0.5),
+    ...     cheap=agg.count(where="price < 10"),
+    ...     paid=agg.sum("price"),
+    ...     mean=agg.mean("price"),
+    ...     low=agg.min("price"),
+    ...     high=agg.max("price"),
+    ...     opening=agg.first("price"),
+    ...     closing=agg.last("price"),
+    ... )
+    >>> paid = enumerate([8.0, 12.0, 7.0])
+    >>> rows = [{"item": "tea", "day": day, "buyer": "ann", "price": price} for day, price in paid]
+    >>> for name, value in testing.run(prices).epoch(rows).row(0, named=True).items():
+    ...     print(name, value)
+    item tea
+    orders 3
+    buyers 1
+    about 1
+    median 8.0
+    cheap 2
+    paid 27.0
+    mean 9.0
+    low 7.0
+    high 12.0
+    opening 8.0
+    closing 7.0
+    epoch 1
 """
 
 from __future__ import annotations

@@ -21,11 +21,20 @@ class Renamed:
 
 
 def renamed_from(*names: str) -> Renamed:
-    """Declares what a field of a state class was called before, so that the rows stored then keep its values:
+    """Declare the earlier names of a field of a state class, so that rows that are stored keep its values.
 
-        flights: Annotated[int, renamed_from("legs")] = 0
+    The declaration can go as soon as one checkpoint was completed with it.
 
-    It can go as soon as one checkpoint was completed with it.
+    Args:
+        *names: The field's earlier names.
+
+    Example:
+        >>> from typing import Annotated
+        >>> from weir import State, renamed_from
+        >>> class Aircraft(State):
+        ...     flights: Annotated[int, renamed_from("legs")] = 0
+        >>> Aircraft(flights=3)
+        Aircraft(flights=3)
     """
     return Renamed(names)
 

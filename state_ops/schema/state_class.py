@@ -25,26 +25,34 @@ Timestamp = Annotated[datetime, pa.timestamp("us", tz="UTC")]
 
 @dataclass_transform(kw_only_default=True)
 class State:
-    """Base class of typed state: the subclass's annotations are the fields of one row per key.
+    """The base class of typed state. The subclass's annotations are the fields of one row per key.
 
-        class Aircraft(State):
-            legs: int = 0
-            last_dest: str | None = None
+    - A class attribute is the field's default. `X | None` is nullable and defaults to None. Any other field without a
+      default gets the zero of its type (0, 0.0, "", b"", False, 1970-01-01, [], {}) for a key that is new.
+    - A field that is added to a class whose state is stored needs a default, or `| None`: older rows read as that.
+    - `list[int]`, `dict[str, float]` and other state classes are fields too, read and written as a whole.
+    - `recent: ListOf[Ride]` and `spent: MapOf[str, float]` declare a list and a map of each key. They are no fields of
+      the row but entries of their own; an instance has them as a Python list and dict.
+    - `legs: Annotated[int, "Flown so far."] = 0` describes a field.
+    - A subclass of a state class adds to its base's fields.
 
-    `legs: Annotated[int, "Flown so far."] = 0` says what a field is, for people.
+    Instances take keywords, compare by value and refuse names that are not fields.
 
-    A class attribute is the default. `X | None` is nullable and defaults to None; any other field without a default
-    gets the zero of its type (0, 0.0, "", b"", False, 1970-01-01, [], {}) for a key that is new. A field that is added
-    to a class whose state is stored needs a default, or `| None`: what rows of before read as must be said.
-    `list[int]`, `dict[str, float]` and other state classes are fields like any other, read and written as a whole. A
-    subclass of a state class adds to its base's fields.
+    Raises:
+        PipelineError: An annotation cannot be resolved or stored. It is raised when the class is defined, and names the
+            class and the field.
 
-    Instances take keywords, compare by value and refuse names that are not fields. Raises PipelineError, naming class
-    and
-    field, where an annotation cannot be resolved or stored: when the class is defined, not when the pipeline runs.
-
-    `recent: ListOf[Ride]` and `spent: MapOf[str, float]` declare a list and a map of each key, which are no fields of
-    the row but entries of their own; an instance has them as a Python list and dict.
+    Example:
+        >>> from weir import ListOf, MapOf, State, Timestamp
+        >>> class Rider(State):
+        ...     rides: int = 0
+        ...     last: Timestamp | None = None
+        ...     recent: ListOf[str]
+        ...     spent: MapOf[str, float]
+        >>> Rider(rides=2, recent=["home"])
+        Rider(rides=2, last=None, recent=['home'], spent={})
+        >>> Rider().last is None
+        True
     """
 
     __weir_schema__: ClassVar[StateSchema] = StateSchema(())

@@ -154,34 +154,49 @@ def files(
     """Read files that arrive in a directory, in the order of their names, each exactly once.
 
     Files must appear whole (write elsewhere, then rename) and must not change afterwards. Names that start with `.` or
-    `_` are left alone. docs/how-to/source-files.md says more.
+    `_` are ignored. See docs/how-to/source-files.md.
 
     Args:
         pattern: Directory and file name pattern, e.g. `{landing}/*.parquet`. A {placeholder} is a param of the pipeline
             in the configuration. Directories may have wildcards too, `**` stands for any number of them, and what they
             say as `day=2026-01-31` is a column: `{landing}/day=*/*.parquet`.
         event_time: The timestamp column that drives the watermark.
-        name: By which checkpoints record how far the source has been read.
-        format: "parquet", "csv", "json" (a value a line) or "avro". Compressed files are known by their names.
-        schema: The columns of files that are decoded. Without it they are those of the first file.
-        partitions: The types of columns that directories say, "string", "int" or "date". Without it the first file's
-            value tells.
-        below_floor: What becomes of files that arrive under names below those that were read long ago. "fail": the
-            pipeline is held. "warn": they are not read.
-        on_bad: What becomes of a file that cannot be read: that is no Parquet file or a damaged one, lacks columns or
-            has them in other types than earlier files, or has a name that Spark cannot take (with a colon). "fail": the
-            pipeline is held until it is repaired or moved away. "quarantine": the file is set aside, the checkpoint
-            says so with the reason, and the pipeline goes on without it. That also goes for damage that Spark or its
-            workers find while they read the rows of a file. A row that a stage cannot work on sets no file aside; it
-            holds the pipeline. A bad row, which cannot be decoded or has a value that no table can hold, fails the
-            epoch or goes to the table <stage>_quarantine, with file, line or number, and reason.
-        idle_after: Beside other inputs of a stage: for how long it has had no rows before it holds these back no more.
-        max_ahead: How much event time it may be read before the slowest of them.
-        max_future: How far an event time may lie ahead of processing time. What has a later one is bad.
+        name: The name under which checkpoints record how far the source has been read.
+        format: "parquet", "csv", "json" (a value a line) or "avro". The name of a file tells its compression.
+        schema: The columns of CSV, JSON and Avro files; by default those of the first file.
+        partitions: The types of columns that directories say: "string", "int" or "date"; by default as the first file's
+            value looks.
+        below_floor: What happens if files arrive under names below those that were read long ago. "fail": the pipeline
+            is held. "warn": the files are not read.
+        on_bad: What happens to a file that cannot be read, and to a bad row. "fail": the pipeline is held until the
+            file is repaired or moved away. "quarantine": the pipeline goes on without the file, and the checkpoint
+            records the reason; a bad row goes to the table <stage>_quarantine, with file, line or number, and reason.
+            A file cannot be read if it is damaged, lacks columns, has other types than earlier files, or has a colon in
+            its name. A bad row cannot be decoded, or has a value that no table can hold. A row that fails in a stage is
+            not a bad row: it holds the pipeline.
+        idle_after: The time without rows after which the source no longer holds back the other inputs of a stage.
+        max_ahead: How much event time the source may be read ahead of the slowest of a stage's inputs.
+        max_future: How far an event time may lie ahead of processing time. A row with a later one is bad.
         evolve: Columns that the first files did not have are counted and reported ("fix"), or read from then on
             ("add"), null in files that lack them.
-        **options: How files are written that are decoded: of CSV `header`, `delimiter`, `quote`, `null`, `multiline`,
-            `encoding`, `extra`; of JSON `encoding`, `extra`.
+        **options: How files are written. CSV: `header`, `delimiter`, `quote`, `null`, `multiline`, `encoding`, `extra`.
+            JSON: `encoding`, `extra`.
+
+    Raises:
+        PipelineError: A policy, a type or an option is not one of these.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from weir import files
+        >>> days = files(
+        ...     "{landing}/day=*/*.csv",
+        ...     format="csv",
+        ...     schema={"id": pa.int64(), "at": pa.timestamp("us", "UTC")},
+        ...     partitions={"day": "date"},
+        ...     event_time="at",
+        ... )
+        >>> days.pattern, days.format, days.schema.names
+        ('{landing}/day=*/*.csv', 'csv', ['id', 'at'])
     """
     if below_floor not in ("fail", "warn"):
         raise PipelineError(f"below_floor={below_floor!r} is no policy.", where=pattern, next='Say "fail" or "warn".')
@@ -225,7 +240,15 @@ def files(
 
 
 class delta:
-    """Delta tables, as sinks and as a source."""
+    """Delta tables, as sinks and as a source.
+
+    Example:
+        >>> from weir import delta
+        >>> delta.table("{landing}/orders", event_time="at").name
+        'orders'
+        >>> delta.append("orders").name, delta.upsert("newest", key="id").key, delta.replace("days", by="day").name
+        ('orders', ('id',), 'days')
+    """
 
     @staticmethod
     def table(
@@ -243,29 +266,36 @@ class delta:
         evolve: str = "fix",
         archive: bool = False,
     ) -> DeltaTableSource:
-        """Return the rows that a Delta table gains, each exactly once, whoever writes it. docs/how-to/source-delta.md
-        says more.
+        """Read the rows that a Delta table gains, each exactly once, whoever writes it.
+
+        See docs/how-to/source-delta.md.
 
         Args:
             path: The table's directory or URI, e.g. `{landing}/orders`. A {placeholder} is a param of the pipeline in
                 the configuration.
-            name: By which checkpoints record how far the source has been read; by default the last part of the path,
-                of a {placeholder} its name.
+            name: The name under which checkpoints record how far the source has been read; by default the last part of
+                the path, or the name of a {placeholder}.
             event_time: The timestamp column that drives the watermark.
-            changes: Rows that are updated and deleted come too, as in the table's change data feed, with the columns
-                `_change_type`, `_commit_version` and `_commit_timestamp`. Else a version that removes rows holds the
+            changes: Read rows that are updated and deleted too, as in the table's change data feed, with the columns
+                `_change_type`, `_commit_version` and `_commit_timestamp`. False: a version that removes rows holds the
                 pipeline.
             start: Where a pipeline begins: "earliest", with all rows that the table has then; "latest"; a time, with
                 the first version that was committed then or later; or {"version": n}.
-            on_bad: What becomes of a row whose event time lies beyond `max_future`: "fail" or "quarantine".
-            on_lost: What becomes of versions and files that are cleaned away before they were read: "fail", or "skip",
-                which goes on and records what is missing.
-            idle_after: For how long a table that is read to its end has been quiet before it holds event time back no
-                more. None: never.
-            max_ahead: Beside other inputs of a stage: how much event time it may be read before the slowest of these.
+            on_bad: What happens to a row whose event time lies beyond `max_future`: "fail" or "quarantine".
+            on_lost: What happens if versions or files are cleaned away before they were read: "fail", or "skip", which
+                goes on and records what is missing.
+            idle_after: The time after which a table that is read to its end and stays quiet no longer holds event time
+                back. None: it always does.
+            max_ahead: How much event time the source may be read ahead of the slowest of a stage's inputs.
             max_future: How far an event time may lie ahead of processing time.
             evolve: Columns that the table gains are counted and reported ("fix"), or read from then on ("add").
-            archive: What is read is kept in the pipeline's storage as long as a checkpoint needs it.
+            archive: Rows that were read are kept in the pipeline's storage as long as a checkpoint needs them.
+
+        Example:
+            >>> from weir import delta
+            >>> orders = delta.table("{landing}/orders", event_time="at", start={"version": 7})
+            >>> orders.name, orders.event_time
+            ('orders', 'at')
         """
         return DeltaTableSource(
             name=name or default_name(path),
@@ -294,17 +324,25 @@ class delta:
         """Append rows, each exactly once, to the Delta table of this name, which only Weir writes.
 
         Args:
-            table: The table's name; or the path or URI of a table, there already or not, whose last part is its name
-                here, in small letters, digits and underscores. {Placeholders} are params of the pipeline in the
-                configuration.
+            table: The table's name, or its path or URI. The last part of a path is the name here, in small letters,
+                digits and underscores. {Placeholders} are params of the pipeline in the configuration.
             event_time: The timestamp or date column by which a row belongs to a day, for backfills that replace days.
                 By default `window_start`, or the source's event time, if the table has it.
-            partition_by: Columns of which each file has one value: texts, integers, booleans or dates with few values
-                an epoch, since each subtask writes a file for each of them.
-            evolve: What becomes of rows with columns that the table has not: they are refused ("fix"), or the table
-                gets the columns ("add"), null in older rows. A column whose type changes is refused either way.
-            describe: What columns are, for people: {"delay": "Minutes, negative if early."}. Dagster shows it, and a
-                table that Weir creates has it as comments.
+            partition_by: The table's partition columns: texts, integers, booleans or dates with few values an epoch,
+                since each subtask writes a file for each value.
+            evolve: What happens to rows with columns that the table does not have: they are refused ("fix"), or the
+                table gets the columns ("add"), null in older rows. A column whose type changes is refused either way.
+            describe: Descriptions of columns: {"delay": "Minutes, negative if early."}. Dagster shows them, and a table
+                that Weir creates has them as comments.
+
+        Example:
+            >>> from weir import delta, files, select
+            >>> totals = delta.append("totals", partition_by="day", describe={"delay": "Minutes, negative if early."})
+            >>> stage = select("days", files("{landing}/*.parquet"), "day", "delay", sink=totals)
+            >>> [sink.name for sink in stage.sinks]
+            ['totals']
+            >>> delta.append("{warehouse}/Daily Totals").name
+            'daily_totals'
         """
         return DeltaSink(
             **_table(table, describe), event_time=event_time, partition_by=names_of(partition_by), evolve=evolve
@@ -320,19 +358,27 @@ class delta:
         evolve: str = "fix",
         describe: Mapping[str, str] | None = None,
     ) -> UpsertSink:
-        """Return the Delta table of this name has one row per key: the newest that the stage has handed out.
+        """Keep one row per key in the Delta table of this name: the newest that the stage has handed out.
 
-        Where rows have the column `_change_type`, `delete` and `update_preimage` remove the key's row, and `insert` and
-        `update_postimage` are the row that the key has from now on. The table has no such column.
+        If rows have the column `_change_type`, `delete` and `update_preimage` remove the key's row, and `insert` and
+        `update_postimage` become the key's row. The table has no such column.
 
         Args:
-            table: As of `append`.
-            key: Its key columns. A row in which one is null holds the pipeline.
-            order_by: By which the newest row of a key within an epoch is found. It must be said where the key does not
-                contain the stage's; else the row that was handed out last is the newest.
-            event_time: As of `append`.
-            evolve: As of `append`.
-            describe: As of `append`.
+            table: As for `append`.
+            key: The table's key columns. A row in which one of them is null holds the pipeline.
+            order_by: The columns by which the newest row of a key within an epoch is found; by default the row that
+                came out last is the newest. It is required if `key` does not contain the stage's key.
+            event_time: As for `append`.
+            evolve: As for `append`.
+            describe: As for `append`.
+
+        Example:
+            >>> from weir import agg, aggregate, delta, files
+            >>> flights = files("{landing}/*.parquet")
+            >>> newest = delta.upsert("delays", key="carrier")
+            >>> delays = aggregate("delays", flights, key="carrier", delay=agg.sum("delay"), sink=newest)
+            >>> delays.sink.key
+            ('carrier',)
         """
         return UpsertSink(
             **_table(table, describe),
@@ -352,17 +398,28 @@ class delta:
         event_time: str | None = None,
         describe: Mapping[str, str] | None = None,
     ) -> ReplaceSink:
-        """Return the rows that an epoch hands out replace the partitions of the Delta table that they have values of;
-        or all rows that satisfy a condition.
+        """Replace partitions of the Delta table of this name, or all rows that satisfy a condition.
+
+        The rows that an epoch hands out replace the partitions that they have values of.
 
         Args:
-            table: As of `append`.
-            by: The columns whose values are replaced as a whole, by which the table is partitioned: as of `append`.
-            where: Instead of `by`: a condition in Spark's SQL, as of a stage's `where`. A row that an epoch hands out
-                and that does not satisfy it holds the pipeline.
-            partition_by: With `where`: as of `append`.
-            event_time: As of `append`.
-            describe: As of `append`.
+            table: As for `append`.
+            by: The table's partition columns, as for `append`. The partitions of an epoch's values are replaced.
+            where: Instead of `by`: a condition in Spark's SQL, as a stage's `where`. The rows that satisfy it are
+                replaced. A row of an epoch that does not satisfy it holds the pipeline.
+            partition_by: With `where`: as for `append`.
+            event_time: As for `append`.
+            describe: As for `append`.
+
+        Raises:
+            PipelineError: Neither `by` nor `where` is said, or both are.
+
+        Example:
+            >>> from weir import delta
+            >>> delta.replace("days", by="day").partition_by
+            ('day',)
+            >>> delta.replace("days", where="day >= '2026-01-01'").where
+            "day >= '2026-01-01'"
         """
         if bool(by) == (where is not None) or (by and partition_by):
             raise PipelineError(
@@ -397,38 +454,63 @@ def expect(
     quarantine_at_most: float | None = None,
     **arguments: Any,
 ) -> Gate:
-    """Return a Great Expectations expectation by class name, e.g. `expect("ExpectColumnValuesToNotBeNull",
-    column="dest")`.
+    """Return a gate: an expectation of Great Expectations, evaluated in each epoch before the commit.
 
-    It is evaluated in each epoch, before the commit. See docs/how-to/gates.md.
+    See docs/how-to/gates.md.
 
     Args:
-        expectation: The name of its class.
-        on_failure: What happens where it fails. "hold" declines the epoch and ends the run: state, offsets and tables
-            stay as they were. "warn" lets the epoch go on, and the failed verdict is in its report, its checkpoint's
-            row and the log. "quarantine" replays the epoch without the source's rows that fail, and appends these to
-            the table <stage>_quarantine: for expectations on each row, of a stage that reads a source.
-        of: What it looks at. "rows": the rows that the stage hands out in the epoch. "state": at most 10,000 rows of
-            the stage's state as it would be committed, columns as in `weir state scan`. "figures": one row with the
+        expectation: The name of the expectation's class.
+        on_failure: What happens if the expectation fails. "hold" declines the epoch and ends the run: state, offsets
+            and tables stay as they were. "warn" lets the epoch go on: the failed verdict is in its report, its
+            checkpoint's row and the log. "quarantine" replays the epoch without the source's rows that fail, and
+            appends these to the table <stage>_quarantine. It is for expectations on each row, in a stage that reads a
+            source.
+        of: The rows that are checked. "rows": those that the stage hands out in the epoch. "state": at most 10,000 rows
+            of the stage's state as it would be committed, columns as in `weir state scan`. "figures": one row with the
             stage's figures of the epoch: rows_in, rows_out, rows_late, bytes_total and so on.
-        quarantine_at_most: The share of the source's rows that may be set aside, 0.1 by default.
-        **arguments: The expectation's own.
+        quarantine_at_most: The share of the source's rows that may be set aside, 0 to 1; 0.1 by default.
+        **arguments: The expectation's own arguments.
+
+    Example:
+        >>> from weir import delta, expect, files, select
+        >>> known = expect("ExpectColumnValuesToNotBeNull", column="dest", on_failure="warn")
+        >>> flights = select("flights", files("{landing}/*.parquet"), sink=delta.append("flights"), gate=known)
+        >>> [gate.title for gate in flights.gates]
+        ['ExpectColumnValuesToNotBeNull(column="dest")']
     """
     return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of, quarantine_at_most)
 
 
 def on_state(stage: str, gate: Gate) -> Expected:
-    """Expect a gate to hold for a sample of a stage's state, as `weir state scan` shows it: `Pipeline(on_restore=...)`.
+    """Expect a gate to hold for a sample of a stage's state before a restore: for `Pipeline(on_restore=...)`.
 
     Args:
         stage: The stage's uid.
-        gate: The gate that holds.
+        gate: The gate, on columns as `weir state scan` shows them.
+
+    Example:
+        >>> from weir import expect, on_state
+        >>> expected = on_state("totals", expect("ExpectColumnValuesToBeBetween", column="flights", min_value=0))
+        >>> expected.of, expected.name
+        ('state', 'totals')
     """
     return Expected("state", stage, gate)
 
 
 def on_table(table: str, gate: Gate) -> Expected:
-    """Expect a gate to hold for the newest rows of a sink's table: `Pipeline(on_restore=...)`."""
+    """Expect a gate to hold for the newest rows of a table before a restore: for `Pipeline(on_restore=...)`.
+
+    Args:
+        table: The sink's name.
+        gate: The gate, on the table's columns.
+
+    Example:
+        >>> from weir import Pipeline, delta, expect, files, on_table, select
+        >>> flights = select("flights", files("{landing}/*.parquet"), sink=delta.append("flights"))
+        >>> known = on_table("flights", expect("ExpectColumnValuesToNotBeNull", column="dest"))
+        >>> Pipeline("flights", (flights,), on_restore=(known,)).on_restore[0].name
+        'flights'
+    """
     return Expected("table", table, gate)
 
 
@@ -453,45 +535,66 @@ def stage(  # as long as what is said of its arguments
     ttl_on: str = WRITE,
     accepts_changes: bool = False,
 ) -> Callable[[Callable[..., Any]], Stage]:
-    """Make a keyed stage of a function `(rows, state, epoch) -> rows`, or with key=None a stateless one of a function
-    `(rows, epoch) -> rows`.
+    """Make a stage of a function of the author.
 
-    The function is called with bounded batches, possibly several an epoch; a key may span batches. It must be
-    deterministic: the same rows, state and epoch give the same rows and state. Its first parameter's annotation says
-    which frame it gets (pl.DataFrame, pd.DataFrame, pa.Table); it may return any of them.
+    The function is `(rows, state, epoch) -> rows`, or with `key=None` `(rows, epoch) -> rows`. It is called with
+    bounded batches, possibly several an epoch; a key may span batches. It must be deterministic: the same rows, state
+    and epoch give the same rows and state. The annotation of its first parameter says which frame it gets
+    (pl.DataFrame, pd.DataFrame, pa.Table); it may return any of them.
 
     Args:
         uid: The stable name by which the stage's state is found.
         source: A source, another stage, or one of its outputs, `other.output("alerts")`.
-        key: Column or columns. None: the stage is stateless. Its rows are not exchanged, come in no order, and nothing
-            below that is about keys, state and time is for it.
-        state: One typed row per key, and its lists and maps.
+        key: Column or columns. None: the stage is stateless. Its rows are not exchanged and come in no order, and it
+            takes no arguments about keys, state and time.
+        state: The class of a key's state: one typed row, and its lists and maps.
         order_by: Rows reach the function sorted by key, then by these columns, across batches. Without it the order is
             undefined, and the function must not depend on it.
-        where: Spark SQL. The rows that it drops are counted.
-        select: The columns that all else here is about, in Spark SQL, as in `select`: ["id", "price * 2 AS twice"].
-            They are made of the rows that `where` keeps, which takes less than a stage of their own.
-        transform: Instead of `select`, a stateless, deterministic part on a Spark DataFrame.
-        null_keys: "fail", or "drop" (counted).
-        per_key: The function is `(key, rows, state, epoch) -> rows | None` instead, called once for each key of a batch
-            with that key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's state, a
-            `KeyState`; on_timer is then `(key, fired, state, epoch)`. Convenient, and much slower than columns.
-        output: The columns of what per-key functions return, with types as a State class has them, {"user": str}, or
-            Arrow's. It is needed where that is a list of dicts. Of a stage with several outputs, these by output:
+        where: A condition in Spark SQL. The rows that it drops are counted.
+        select: The columns that all other arguments are about, in Spark SQL: ["id", "price * 2 AS twice"]. They are
+            made of the rows that `where` keeps, and cost less than a `select` stage in front.
+        transform: Instead of `select`: a stateless, deterministic function on a Spark DataFrame.
+        null_keys: Rows with a null in the key: "fail", or "drop", which counts them.
+        per_key: The function is `(key, rows, state, epoch) -> rows | None` instead. It is called once for each key of a
+            batch, with that key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's
+            state, a `KeyState`. `on_timer` is then `(key, fired, state, epoch)`. Convenient, and much slower than
+            columns.
+        output: The columns that per-key functions return, with types as in a State class, {"user": str}, or Arrow's. It
+            is required for a function that returns a list of dicts. With several outputs, by output:
             {"main": {...}, "alerts": {...}}.
         sink: The table that gets the rows that the function returns.
-        outputs: What the function hands out beside these rows, by name, each with its sink, or None: {"alerts":
+        outputs: Further outputs of the function by name, each with its sink, or None: {"alerts":
             delta.append("alerts"), "audit": None}. The function then returns, or yields, a frame or a dict of frames
             by output, in which "main" is the main one. Other stages read `this.output("alerts")`.
         gate: Expectations on the output, the state or the figures of each epoch (`expect`).
-        on_timer: A function `(fired, state, epoch) -> rows` that is called at the barrier when timers are due which the
+        on_timer: A function `(fired, state, epoch) -> rows` that is called at the barrier when timers are due that the
             stage set with `state.timers`. `fired` has the key columns, `at` (timestamp, UTC) and `domain` ("event" or
-            "processing"), and a key at most once: a key's timers come one a call, in order of time. It returns rows
-            like the stage's own.
-        ttl: For how long ("30d") state is kept after it was touched, by `epoch.now`. Later it is never seen again.
-        ttl_on: Whether only a "write" touches state, or a read too: "read_and_write".
-        accepts_changes: The function looks at the column `_change_type`, which says of rows that are changes which of
-            them take others back. Without it such rows are refused.
+            "processing"). It has a key at most once: a key's timers come one a call, in order of time. The function
+            returns rows like the stage's own.
+        ttl: How long ("30d") state is kept after it was touched, by `epoch.now`. After that it is never seen again.
+        ttl_on: "write": only a write touches state. "read_and_write": a read touches it too.
+        accepts_changes: The function looks at the column `_change_type`, which says which rows take others back. False:
+            rows with this column are refused.
+
+    Returns:
+        A decorator, which makes a `Stage` of the function.
+
+    Raises:
+        PipelineError: Arguments do not go together, or an argument is missing.
+
+    Example:
+        >>> import polars as pl
+        >>> from weir import Epoch, KeyedState, State, agg, files, stage, testing
+        >>> class Total(State):
+        ...     spent: int = 0
+        >>> @stage("totals", source=files("{landing}/*.parquet"), key="customer", state=Total)
+        ... def totals(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        ...     return state.fold(rows, spent=agg.sum("price"))
+        >>> run = testing.run(totals, state={"ann": Total(spent=100)})
+        >>> run.epoch([{"customer": "ann", "price": 20}, {"customer": "ann", "price": 5}]).to_dicts()
+        [{'customer': 'ann', 'spent': 125}]
+        >>> run.state["ann"]
+        Total(spent=125)
     """
 
     lifetime = _ttl(uid, ttl, ttl_on)

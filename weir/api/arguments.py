@@ -31,13 +31,23 @@ def side(
     transform: Callable[[Any], Any] | None = None,
     time: str | None = None,
 ) -> Side:
-    """Return one of several inputs of an operator, with what is done to its rows before.
+    """Return one of several inputs of an operator, with a condition and columns of its own.
 
     Args:
-        select: As in `stage`, of this input's rows. What it leaves out is neither exchanged nor kept in state.
+        source: A source, a stage, or one of its outputs.
+        select: As in `stage`, of this input's rows. Columns that it leaves out are neither exchanged nor kept in state.
         where: As in `stage`, of this input's rows.
         transform: As in `stage`, of this input's rows.
-        time: The timestamp column that `within` goes by; the source's event_time, if none is said.
+        time: The timestamp column of this input; by default the `event_time` of its source.
+
+    Example:
+        >>> from weir import files, join, side
+        >>> orders = files("{landing}/orders/*.parquet", name="orders", event_time="at")
+        >>> payments = files("{landing}/payments/*.parquet", name="payments", event_time="at")
+        >>> good = side(payments, where="status = 'ok'", select=["order_id", "at", "amount"])
+        >>> paid = join("paid", orders, good, on="order_id", within=("0s", "1h"))
+        >>> print(paid.sql_written)
+        'order_id', 'at', 'amount', where="status = 'ok'"
     """
     return Side(source, select, where, transform, time)
 
@@ -63,7 +73,7 @@ def time_of(given: Side, place: str) -> str:
 
 
 def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """One name, or several, as a tuple."""
+    """Return one name, or several, as a tuple."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
@@ -79,7 +89,7 @@ def columns_of(uid: str, select: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def gates_of(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
-    """One gate, or several, as a tuple."""
+    """Return one gate, or several, as a tuple."""
     given: tuple[Any, ...] = tuple(gate) if isinstance(gate, Iterable) and not isinstance(gate, str) else (gate,)
     for each in given:
         if not isinstance(each, Gate):
@@ -91,7 +101,7 @@ def gates_of(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
 
 
 def check_event_time(source: Input, consequence: str) -> None:
-    """PipelineError with the consequence unless rows of an input come with a watermark."""
+    """Raise PipelineError with the consequence unless rows of an input come with a watermark."""
     if not is_timed(source):
         raise PipelineError(
             f"{consequence}: its source has no event time.",
@@ -121,7 +131,7 @@ def sides_of(*given: Input | Side) -> tuple[Side, ...]:
 
 
 def pairs_of(on: str | Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Key columns with their names on the other side."""
+    """Return the key columns with their names on the other side."""
     return tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in names_of(on))
 
 
@@ -148,7 +158,7 @@ def lanes_of(
 
 
 def check_times_are_no_keys(uid: str, place: str, keys: Sequence[tuple[str, ...]], times: Sequence[str | None]) -> None:
-    """PipelineError if a side's event time is one of its key columns."""
+    """Raise PipelineError if a side's event time is one of its key columns."""
     for key, time in zip(keys, times, strict=True):
         if time in key:
             raise PipelineError(

@@ -39,18 +39,16 @@ def as_of(
 ) -> Stage:
     """Join each fact with the newest version of its key that is not later than the fact, by event time.
 
-        as_of("in_euros", payments, rates, on="currency", tolerance="1d")
+    A row has the key columns, the other columns of the fact, then those of its version. It comes out once the watermark
+    has passed the fact's time, since a version for it may come until then. So it does not matter in which epochs rows
+    come. The watermark is that of the slower input, less lateness.
 
-    finds for each payment the rate that held then. A fact is handed out once the watermark, that of the slower input
-    less lateness, has passed its time, since until then a version for it may come: so it does not matter in which
-    epochs rows come. It has the key columns, its other columns, then those of its version.
-
-    A fact that is older than the watermark before its epoch is late: it is counted, and not handed out. A version that
-    is older is counted too; it holds for the facts that are handed out from then on, if no newer one does.
+    A fact that is older than the watermark before its epoch is late: it is counted, and does not come out. A late
+    version is counted too; it holds for the facts that come out from then on, unless a newer version does.
 
     Args:
-        facts: A source, a stage, or `side(...)` of one.
-        versions: Likewise.
+        facts: The input whose rows come out: a source, a stage, or `side(...)` of one.
+        versions: The input with the values over time, likewise.
         on: The key columns; {"fact's": "version's"} where their names differ.
         tolerance: How much older than the fact its version may be; by default as old as it is.
         wait: False: facts are handed out in their own epoch, with what has come by then. Which version that is depends
@@ -59,6 +57,22 @@ def as_of(
         lateness: How far behind the newest event time rows may come.
         suffix: Follows the names of the versions' columns that facts have too.
         late: The table that gets late rows of both, as that of `join`. All other arguments: as in `stage`.
+
+    Raises:
+        PipelineError: An input has no event time, or arguments do not go together.
+
+    Example:
+        >>> from datetime import datetime
+        >>> from weir import Pipeline, as_of, delta, files, testing
+        >>> payments = files("{landing}/payments/*.parquet", name="payments", event_time="at")
+        >>> rates = files("{landing}/rates/*.parquet", name="rates", event_time="since")
+        >>> in_euros = as_of("in_euros", payments, rates, on="currency", tolerance="1d", sink=delta.append("in_euros"))
+        >>> run = testing.run_pipeline(Pipeline("payments", (in_euros,)))
+        >>> paid = [{"currency": "USD", "at": datetime(2026, 1, 1, 9), "amount": 10}]
+        >>> held = [{"currency": "USD", "since": datetime(2026, 1, 1, hour), "rate": hour / 10} for hour in (8, 10)]
+        >>> tables = run.epoch({"payments": paid, "rates": held}, drain=True)
+        >>> tables["in_euros"].select("currency", "amount", "rate").to_dicts()
+        [{'currency': 'USD', 'amount': 10, 'rate': 0.8}]
     """
     place = f"as_of {uid}"
     of, names = sides_of(facts, versions), dict(pairs_of(on))

@@ -90,14 +90,26 @@ __all__ = [
 def chain(
     history: Source, live: Source, *, name: str | None = None, event_time: str | None = None, **more: Any
 ) -> Source:
-    """Return a bounded history first, to its end, then a live source with the same columns.
+    """Read a bounded history to its end, then a live source with the same columns.
 
     Args:
-        history: What is read first: a table, a query, a topic; not `files(...)`.
-        live: What is read from then on, likewise. Where it begins is found when the history begins.
-        name: By which checkpoints know it; that of the live source, if it is not given.
-        event_time: The column of both that drives the watermark; that of the live source, if it is not given.
-        **more: What every source says: on_bad, on_lost, idle_after, max_ahead, max_future, archive, evolve.
+        history: The source that is read first: a table, a query, a topic; not `files(...)`.
+        live: The source that is read from then on, likewise. Its start is found when the history begins.
+        name: The name under which checkpoints know the chain; by default that of the live source.
+        event_time: The column of both that drives the watermark; by default that of the live source.
+        **more: Arguments of every source: on_bad, on_lost, idle_after, max_ahead, max_future, archive, evolve.
+
+    Raises:
+        PipelineError: One of the two is `files(...)`.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from weir import chain, delta, kafka
+        >>> history = delta.table("{warehouse}/clicks", event_time="at")
+        >>> live = kafka("clicks", servers="localhost:9092", schema={"at": pa.timestamp("us", "UTC")}, event_time="at")
+        >>> clicks = chain(history, live)
+        >>> clicks.name, clicks.event_time
+        ('clicks', 'at')
     """
     from weir.connectors.chained import ChainedSource
 
@@ -120,8 +132,21 @@ def source(kind: str, **arguments: Any) -> Source:
     """Return a source that an installed package brings.
 
     Args:
-        kind: The name of its entry point in the group `weir.sources`.
-        **arguments: Its own, and those of every source: name, event_time, start, on_bad, on_lost, connection, ...
+        kind: The name of the source's entry point in the group `weir.sources`.
+        **arguments: The source's own arguments, and those of every source: name, event_time, start, on_bad, on_lost,
+            connection, ...
+
+    Raises:
+        ConfigurationError: No installed package brings it, or it cannot be imported.
+        PipelineError: It does not take these arguments.
+
+    Example:
+        >>> from weir import ConfigurationError, source
+        >>> try:
+        ...     source("rabbit", name="orders", queue="orders")
+        ... except ConfigurationError as error:
+        ...     print(error.what)
+        No installed package brings 'rabbit'.
     """
     if "start" in arguments:
         arguments["start"] = start_of(arguments["start"])
@@ -133,8 +158,20 @@ def sink(kind: str, **arguments: Any) -> Sink:
     """Return a sink that an installed package brings.
 
     Args:
-        kind: The name of its entry point in the group `weir.sinks`.
-        **arguments: Its own, and those of every sink: name, connection.
+        kind: The name of the sink's entry point in the group `weir.sinks`.
+        **arguments: The sink's own arguments, and those of every sink: name, connection.
+
+    Raises:
+        ConfigurationError: No installed package brings it, or it cannot be imported.
+        PipelineError: It does not take these arguments.
+
+    Example:
+        >>> from weir import ConfigurationError, sink
+        >>> try:
+        ...     sink("shelf", name="orders")
+        ... except ConfigurationError as error:
+        ...     print(error.what)
+        No installed package brings 'shelf'.
     """
     return _definition("weir.sinks", kind, arguments, Sink)
 

@@ -17,6 +17,8 @@ from weir.connectors.source import default_name, start_of
 
 
 class _Kafka:
+    """Kafka topics, to read and to write."""
+
     def __call__(
         self,
         topics: str | Sequence[str] | re.Pattern[str],
@@ -46,16 +48,20 @@ class _Kafka:
         group: str | None = None,
         connection: str | None = None,
     ) -> KafkaSource:
-        """Read the committed messages of Kafka topics, each exactly once. docs/how-to/source-kafka.md says more.
+        """Read the committed messages of Kafka topics, each exactly once.
+
+        See docs/how-to/source-kafka.md.
 
         Args:
-            topics: A name, several, or a pattern that a topic's whole name matches.
+            topics: The name of a topic, several, or a pattern for the whole names of topics.
             servers: Addresses of brokers, with commas between them.
-            name: By which checkpoints record how far it has been read; by default that of the first topic.
+            name: The name under which checkpoints record how far the source has been read; by default that of the
+                first topic.
             values: What messages hold: "json", "avro", or "bytes", which become one column `value`.
             schema: The columns of JSON, or the Avro schema of a record as text.
             registry: Avro values begin with the number of their schema in a schema registry.
-            written: By that number, the schemas with which values were written, if they are not all `schema`.
+            written: The schemas with which values were written, by their number in the registry; those that are not
+                `schema`.
             event_time: The timestamp column that drives the watermark.
             key: The column for a message's key.
             headers: The column for its headers, a list of names and values.
@@ -64,18 +70,26 @@ class _Kafka:
             offset: The column for its offset.
             topic: The column for its topic.
             keys: What keys hold: "string" or "bytes".
-            tombstones: Messages without a value are bad rows ("reject"), left out ("skip"), or rows with null in all
-                columns of the value ("keep").
+            tombstones: Messages without a value are bad rows ("reject"), are left out ("skip"), or become rows with
+                null in all columns of the value ("keep").
             start: "earliest", "latest", a time, or a position as `weir checkpoints` shows it.
             on_bad: A value that cannot be decoded fails the epoch ("fail") or goes to the table <stage>_quarantine.
             on_lost: Messages that expired before they were read fail the run ("fail") or are left out ("skip").
-            idle_after: For how long a partition whose end is reached has been quiet before it holds event time back no
-                more. None: never.
-            max_ahead: Event time that a partition may be read before the slowest one.
-            max_future: How far an event time may lie ahead of processing time. What has a later one is bad.
-            archive: What was read is kept as long as a checkpoint could need it again. Compacted topics need it.
-            group: The consumer group whose offsets are committed for people's tools; "": none.
+            idle_after: The time after which a partition that is read to its end and stays quiet no longer holds event
+                time back. None: it always does.
+            max_ahead: How much event time a partition may be read ahead of the slowest one.
+            max_future: How far an event time may lie ahead of processing time. A row with a later one is bad.
+            archive: Rows that were read are kept as long as a checkpoint may need them again. Compacted topics need it.
+            group: The consumer group under which offsets are committed, for tools that show them; "": none.
             connection: The name below `connections` of the configuration that has the client's options.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from weir import kafka
+            >>> columns = {"user": pa.string(), "at": pa.timestamp("us", "UTC")}
+            >>> clicks = kafka("clicks", servers="localhost:9092", schema=columns, event_time="at", key="id")
+            >>> clicks.name, clicks.kind
+            ('clicks', 'kafka')
         """
         pattern = topics.pattern if isinstance(topics, re.Pattern) else None
         named = () if isinstance(topics, re.Pattern) else (topics,) if isinstance(topics, str) else tuple(topics)
@@ -126,21 +140,28 @@ class _Kafka:
         connection: str | None = None,
     ) -> KafkaSink:
         """Send each row as a message to a Kafka topic, exactly once for consumers that read committed messages.
-        docs/how-to/sink-kafka.md says more.
+
+        See docs/how-to/sink-kafka.md.
 
         Args:
-            topic: Its name. One that is not there is created before the first commit with rows.
+            topic: The topic's name. A topic that does not exist is created before the first commit with rows.
             servers: Addresses of brokers, with commas between them.
             key: The columns of a message's key.
             name: The sink's name; by default that of the topic, `shop_revenue` for shop.revenue.
             values: "json" or "avro".
             schema: The Avro schema of a record, as text.
-            schema_id: Its number in a schema registry, with which values then begin.
-            partitions: Of a topic that is created.
-            replication: Of a topic that is created; -1: as the brokers say.
-            topic_options: Of a topic that is created, e.g. {"retention.ms": "604800000"}.
-            transaction_timeout: After which brokers abort a transaction that nobody ends.
+            schema_id: The schema's number in a schema registry. Values then begin with it.
+            partitions: The number of partitions of a topic that is created.
+            replication: The number of replicas of a topic that is created; -1: as the brokers say.
+            topic_options: The options of a topic that is created, e.g. {"retention.ms": "604800000"}.
+            transaction_timeout: The time after which brokers abort a transaction that nobody ends.
             connection: The name below `connections` of the configuration that has the client's options.
+
+        Example:
+            >>> from weir import kafka
+            >>> sink = kafka.sink("shop.revenue", servers="localhost:9092", key="day")
+            >>> sink.name, sink.topic
+            ('shop_revenue', 'shop.revenue')
         """
         title = name or default_sink_name(topic)
         return KafkaSink(

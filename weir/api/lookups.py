@@ -31,27 +31,36 @@ def lookup(  # as long as what is said of its arguments
 ) -> Stage:
     """Join each row with the rows of a table that have its key.
 
-        lookup("with_names", flights, table="{warehouse}/airports", on={"dest": "iata"}, columns=["name", "city"])
+    All rows of an epoch are joined with one version of the table, which the checkpoint records: the version that is the
+    newest when the epoch is planned. Rows that wait in an unaligned checkpoint keep the version of their epoch. No row
+    is joined again when the table changes.
 
-    All rows of an epoch are joined with one version of the table: the newest when the epoch is planned, which the
-    checkpoint records. Rows that wait in an unaligned checkpoint keep the version of their epoch. No row is joined
-    again when the table changes.
-
-    A row that has several rows in the table is handed out with each of them, as in SQL. It keeps its columns, those of
-    the table come behind them.
+    A row with several rows in the table comes out with each of them, as in SQL. It has its own columns, then those of
+    the table.
 
     Args:
         table: A Delta table's directory or URI, or one of a file that ends with .parquet; with {placeholders} from the
             configuration.
         on: The key columns; {"row's": "table's"} where their names differ.
         how: "left": a row without any in the table comes with nulls; "inner": it does not come.
-        columns: Those of the table that are handed out; by default all that it has when it is first looked at, and no
-            later ones.
-        suffix: Follows the names of the table's columns that rows have too.
-        on_lost: What to do where rows wait for a version that is gone, since it was vacuumed, say: "fail", or "newest",
-            which joins them with the newest one and records it.
+        columns: The table's columns that come out; by default all that the table has when it is first looked at, and
+            no later ones.
+        suffix: The ending of those of the table's columns whose names rows have too.
+        on_lost: What to do if rows wait for a version that has been vacuumed: "fail", or "newest", which joins them
+            with the newest version and records it.
         broadcast: Rows stay where they are read, and each worker process has the whole table in memory. False: rows are
             exchanged by key, and a subtask has the part of its key groups. All other arguments: as in `stage`.
+
+    Raises:
+        PipelineError: Arguments do not go together, or `table` is no place of a table.
+
+    Example:
+        >>> from weir import files, lookup, testing
+        >>> flights = files("{landing}/*.parquet")
+        >>> named = lookup("named", flights, table="{warehouse}/airports", on={"dest": "iata"}, columns="city")
+        >>> run = testing.run(named, table=[{"iata": "BOS", "city": "Boston"}])
+        >>> run.epoch([{"flight": 1, "dest": "BOS"}, {"flight": 2, "dest": "LAX"}]).to_dicts()
+        [{'flight': 1, 'dest': 'BOS', 'city': 'Boston'}, {'flight': 2, 'dest': 'LAX', 'city': None}]
     """
     place = f"lookup {uid}"
     pairs = pairs_of(on)

@@ -1,4 +1,4 @@
-"""Operators that need no function of the author's: `aggregate`, `window`, `deduplicate` and `join`."""
+"""Operators that need no function of the author: `aggregate`, `window`, `deduplicate` and `join`."""
 
 from __future__ import annotations
 
@@ -58,21 +58,39 @@ def aggregate(
     changes: bool = False,
     **aggregates: Agg,
 ) -> Stage:
-    """Running aggregates: at every barrier, one row with the values so far for each key that the epoch touched.
+    """Return the running aggregates of each key.
 
-    A row has the key columns, the aggregates and `epoch`, the checkpoint's id as int64: of a key's rows in a table, the
-    one with the highest epoch is the newest.
+    Each barrier hands out one row for each key that the epoch touched, with the values so far. A row has the key
+    columns, the aggregates and `epoch`, the checkpoint's id as int64. Of a key's rows in a table, the one with the
+    highest epoch is the newest.
 
-    With `changes=True` rows say in `_change_type` what became of a key: `insert` for its first row; `update_preimage`
-    with the values that it had and `update_postimage` with those that it has, if they differ; `delete` with the values
-    that it had, when all of its input has been taken back. Of input that is such changes, count, and sum and mean of
-    integers and decimals, take rows back; all else is refused.
+    With `changes=True` the column `_change_type` says what became of a key:
+
+    - `insert`: The key's first row.
+    - `update_preimage`, `update_postimage`: The values before and after, if they differ.
+    - `delete`: The values before, when all of the key's input has been taken back.
+
+    If the input itself is such changes, count, and sum and mean of integers and decimals, take rows back. Other
+    aggregates are refused.
 
     Args:
-        order_by: What `agg.first` and `agg.last` are by: the values of the rows where these columns are smallest and
-            largest of all rows that ever came.
+        order_by: Columns that decide which row `agg.first` and `agg.last` take: the row where they are smallest or
+            largest, of all rows that ever came.
         changes: Hand out changes.
         **aggregates: By output column, e.g. `departures=agg.count()`. All other arguments: as in `stage`.
+
+    Raises:
+        PipelineError: Arguments do not go together, or an aggregate needs an order and `order_by` is not said.
+
+    Example:
+        >>> from weir import agg, aggregate, files, testing
+        >>> flights = files("{landing}/*.parquet")
+        >>> totals = aggregate("totals", flights, key="carrier", flights=agg.count(), delay=agg.sum("delay"))
+        >>> run = testing.run(totals)
+        >>> run.epoch([{"carrier": "AA", "delay": 5}, {"carrier": "AA", "delay": 7}]).to_dicts()
+        [{'carrier': 'AA', 'flights': 2, 'delay': 12, 'epoch': 1}]
+        >>> run.epoch([{"carrier": "AA", "delay": 1}]).to_dicts()
+        [{'carrier': 'AA', 'flights': 3, 'delay': 13, 'epoch': 2}]
     """
     place = f"aggregate {uid}"
     columns, by = names_of(key), names_of(order_by)
@@ -125,21 +143,23 @@ def window(  # as long as what is said of its arguments
     gate: Gate | Sequence[Gate] = (),
     **aggregates: Agg,
 ) -> Stage:
-    """Windows of time: one row per key and closed window, with `window_start`, `window_end` and the aggregates.
+    """Aggregate rows by key and window of time.
 
-        every="1h"               tumbling: [12:00, 13:00), [13:00, 14:00), ...
-        every="1h", size="3h"    hopping: one begins every hour and lasts three; a row is in each that spans it
-        every="1mo"              the calendar's: months, "3mo" quarters, "1y" years, "1w" weeks from Monday on
-        every="1d", zone="Europe/Berlin"    days of a time zone, also those of 23 and 25 hours
-        gap="30m"                sessions: rows of a key that are closer than the gap, from the first to the last + gap
+    A row has the key columns, `window_start`, `window_end` and the aggregates. It comes out once, when its window has
+    closed.
+
+    - `every="1h"`: Tumbling windows, [12:00, 13:00), [13:00, 14:00), ...
+    - `every="1h", size="3h"`: Hopping windows. One begins every hour and lasts three; a row is in each that spans it.
+    - `every="1mo"`: Windows of the calendar. "3mo" are quarters, "1y" years, "1w" weeks that begin on Monday.
+    - `every="1d", zone="Europe/Berlin"`: Days of a time zone, also those of 23 and 25 hours.
+    - `gap="30m"`: Sessions. Rows of a key that are closer than the gap, from the first one to the last one + gap.
 
     A window closes at the first barrier whose watermark (newest event time less lateness) has reached its end. A row is
-    late if all its windows closed in an earlier epoch, and in sessions if the session that it is part of had ended by
-    then.
+    late if all its windows closed in an earlier epoch. In sessions a row is late if its session had ended by then.
 
-    With `on=None` time is processing time: all rows of an epoch are of its `epoch.now`, whatever they say, and a window
+    With `on=None` time is processing time. All rows of an epoch have the time `epoch.now`, and no row is late. A window
     closes at the first barrier whose `epoch.now` has reached its end; a run begins an epoch for that if no row comes.
-    No row is late. What reads such windows goes by `window_start` and `window_end`, in processing time.
+    A stage that reads such windows goes by `window_start` and `window_end`, in processing time.
 
     Args:
         on: The timestamp column; None: processing time.
@@ -149,9 +169,24 @@ def window(  # as long as what is said of its arguments
         week_begins: The day on which weeks, every="1w", begin: "sunday".
         gap_included: Rows exactly a gap apart are one session, not two.
         lateness: How far behind the newest event time rows may come.
-        order_by: What `agg.first` and `agg.last` are by, `on` by default.
+        order_by: Columns that decide which row `agg.first` and `agg.last` take; by default `on`.
         late: The table that gets late rows. They are counted without it, too.
         **aggregates: By output column, e.g. `departures=agg.count()`. All other arguments: as in `stage`.
+
+    Raises:
+        PipelineError: Arguments do not go together, or the source has no event time.
+
+    Example:
+        >>> from datetime import datetime
+        >>> from weir import agg, files, testing, window
+        >>> readings = files("{landing}/*.parquet", event_time="at")
+        >>> hourly = window("hourly", readings, key="device", on="at", every="1h", readings=agg.count())
+        >>> run = testing.run(hourly)
+        >>> rows = run.epoch([{"device": "a", "at": datetime(2026, 1, 1, 9, minute)} for minute in (5, 40)])
+        >>> len(rows), len(run.open_windows)
+        (0, 1)
+        >>> run.epoch([{"device": "a", "at": datetime(2026, 1, 1, 10, 2)}]).select("device", "readings").to_dicts()
+        [{'device': 'a', 'readings': 2}]
     """
     place = f"window {uid}"
     columns = names_of(key)
@@ -255,20 +290,33 @@ def deduplicate(  # as long as what is said of its arguments
     late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """Return the first row of each key, with all its columns; later ones are dropped, and counted as `rows_duplicate`.
+    """Return the first row of each key, with all its columns.
 
-    Of a key's rows in one epoch the first by `order_by` counts, by `on` without it; without either any one of them, but
-    exactly one.
+    Later rows of the key are dropped, and counted as `rows_duplicate`. Of a key's rows in one epoch the first by
+    `order_by` comes out, by default the first by `on`. Without either it is any one of them, but exactly one.
 
-    With `on`, time is event time: a key is remembered until the watermark (newest event time so far) has reached the
-    `on` of the row that was handed out, plus ttl. Rows whose own `on` plus ttl the watermark had reached before their
-    epoch are late: nothing tells any more whether they are duplicates. They are counted, not handed out. Without `on`,
-    time is processing time: `epoch.now`, from the epoch in which the row was handed out; no row is late.
+    With `on`, time is event time. A key is remembered until the watermark (newest event time so far) has reached the
+    `on` of the row that came out, plus `ttl`. A row is late if the watermark had reached its own `on` plus `ttl` before
+    its epoch: nothing tells any more whether it is a duplicate. Late rows are counted and do not come out.
+
+    Without `on`, time is processing time: `epoch.now`, from the epoch in which the row came out. No row is late.
 
     Args:
         ttl: For how long a key is remembered, e.g. "7d". Without it, for ever.
         on: A timestamp column.
         late: The table that gets late rows. All other arguments: as in `stage`.
+
+    Raises:
+        PipelineError: `on` is said without `ttl`, or the source has no event time.
+
+    Example:
+        >>> from weir import deduplicate, files, testing
+        >>> unique = deduplicate("unique", files("{landing}/*.parquet"), key="order_id", ttl="7d")
+        >>> run = testing.run(unique)
+        >>> run.epoch([{"order_id": 1}, {"order_id": 2}]).to_dicts()
+        [{'order_id': 1}, {'order_id': 2}]
+        >>> run.epoch([{"order_id": 2}, {"order_id": 3}]).to_dicts()
+        [{'order_id': 3}]
     """
     place = f"deduplicate {uid}"
     if on is not None and ttl is None:
@@ -314,14 +362,13 @@ def join(  # as long as what is said of its arguments
     late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """Join rows of two inputs that have the same key and event times near each other: a row for each such pair.
+    """Join rows of two inputs that have the same key and event times near each other.
 
-        join("paid", orders, payments, on="order_id", within=("0s", "1h"))
+    Each pair gives one row: the key columns, the other columns of the left side, then those of the right side. A pair
+    comes out in the epoch that brings the later of its two rows.
 
-    finds for each order the payments that are at most an hour younger. A row has the key columns, the other columns of
-    the left side, then those of the right. A pair is handed out by the epoch that brings the later of its two rows. The
-    watermark is that of the slower input, less lateness; a row that is older than the watermark before its epoch is
-    late: it is counted, and finds nobody. State keeps a row until the watermark says that no partner can come.
+    The watermark is that of the slower input, less lateness. A row that is older than the watermark before its epoch is
+    late: it is counted, and finds no partner. State keeps a row until the watermark says that no partner can come.
 
     Without `within` all rows of a key are partners, and state keeps them for `ttl`, which has to be said.
 
@@ -339,6 +386,22 @@ def join(  # as long as what is said of its arguments
         suffix: Follows the names of right columns that the left side has too.
         late: The table that gets late rows of either side: the key, `side` ("left" or "right"), `event_time`, then the
             columns of both, of which those of the other side are null. All other arguments: as in `stage`.
+
+    Raises:
+        PipelineError: Neither `within` nor `ttl` is said, arguments do not go together, or an input has no event time.
+
+    Example:
+        >>> from datetime import datetime
+        >>> from weir import Pipeline, delta, files, join, testing
+        >>> orders = files("{landing}/orders/*.parquet", name="orders", event_time="ordered")
+        >>> payments = files("{landing}/payments/*.parquet", name="payments", event_time="paid")
+        >>> paid = join("paid", orders, payments, on="order_id", within=("0s", "1h"), sink=delta.append("paid"))
+        >>> run = testing.run_pipeline(Pipeline("shop", (paid,)))
+        >>> ordered = [{"order_id": number, "ordered": datetime(2026, 1, 1, 9)} for number in (1, 2)]
+        >>> received = [{"order_id": 1, "paid": datetime(2026, 1, 1, 9, 20), "amount": 30}]
+        >>> tables = run.epoch({"orders": ordered, "payments": received})
+        >>> tables["paid"].select("order_id", "amount").to_dicts()
+        [{'order_id': 1, 'amount': 30}]
     """
     place = f"join {uid}"
     of, names = sides_of(left, right), dict(pairs_of(on))

@@ -20,16 +20,23 @@ def select(
 ) -> Stage:
     """Make other columns of rows, in Spark's SQL. Nothing is remembered.
 
-        select("euros", bids, "auction", "CAST(price * 0.908 AS double) AS price", where="price > 0", sink=...)
-
-    What the part of SQL can say that Weir evaluates by itself (docs/reference/where.md) never passes through the JVM;
-    the rest is Spark's to evaluate. Both give the same rows.
+    Weir evaluates a part of SQL by itself (docs/reference/where.md), without the JVM. Spark evaluates the rest. Both
+    give the same rows.
 
     Args:
-        *columns: Each a column, an expression with AS and a name, or "*"; without any, all as they are.
+        *columns: Each a column, an expression with AS and a name, or "*". None: all columns as they are.
         where: As in `stage`, of the columns before. Rows that it drops are counted.
         sink: The table that gets the rows, which come in no order.
         gate: As in `stage`.
+
+    Raises:
+        PipelineError: A column is no text.
+
+    Example:
+        >>> from weir import files, select, testing
+        >>> cheap = select("cheap", files("{landing}/*.parquet"), "id", "price * 2 AS twice", where="price < 50")
+        >>> testing.run(cheap).epoch([{"id": 1, "price": 20}, {"id": 2, "price": 80}]).to_dicts()
+        [{'id': 1, 'twice': 40}]
     """
     what = ", ".join(columns_of(uid, columns)) or "*"
     return Stage(
@@ -50,15 +57,28 @@ def union(
     sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """Return the rows of several inputs, columns by name; nothing is remembered.
+    """Return the rows of several inputs, columns by name. Nothing is remembered.
 
-    All have the same columns and types; `side(...)` with a select or a transform makes them so. Its watermark is that
-    of the slowest input.
+    All inputs have the same columns and types; `side(...)` with a select or a transform makes them so. The watermark is
+    that of the slowest input.
 
     Args:
         *inputs: Sources, stages, or `side(...)` of one.
         sink: The table that gets the rows, which come in no order.
         gate: As in `stage`.
+
+    Raises:
+        PipelineError: There are fewer than two inputs, or one of them says a `time`.
+
+    Example:
+        >>> from weir import Pipeline, delta, files, side, testing, union
+        >>> shop = files("{landing}/shop/*.parquet", name="shop")
+        >>> web = files("{landing}/web/*.parquet", name="web")
+        >>> orders = union("orders", shop, side(web, select=["number AS id"]), sink=delta.append("orders"))
+        >>> run = testing.run_pipeline(Pipeline("both", (orders,)))
+        >>> tables = run.epoch({"shop": [{"id": 1}], "web": [{"number": 2}]})
+        >>> tables["orders"].sort("id").to_dicts()
+        [{'id': 1}, {'id': 2}]
     """
     of = sides_of(*inputs)
     if len(of) < 2:

@@ -33,24 +33,37 @@ def generator(
     idle_after: str | timedelta | None = "5m",
     max_ahead: str | timedelta | None = None,
 ) -> GeneratorSource:
-    """Generate rows, the same ones for everybody. docs/how-to/source-generator.md says more.
+    """Generate rows, the same ones each time.
+
+    The columns are `seq` (int64), `key` (int64), the event time (timestamp) and `value` (float64). See
+    docs/how-to/source-generator.md.
 
     Args:
-        name: By which checkpoints record how far the source has been read.
+        name: The name under which checkpoints record how far the source has been read.
         rate: Rows in a second of event time.
-        keys: How many keys there are.
-        skew: 0: all keys come alike often. Above, key k comes in proportion to (k + 1) ** -skew.
-        late: The share of rows that come late.
-        lateness: By how much such a row is late at most.
-        end: How many rows there are; None: without end.
+        keys: The number of keys.
+        skew: 0: all keys come equally often. Above 0: key k comes in proportion to (k + 1) ** -skew.
+        late: The share of rows that come late, 0 to 1.
+        lateness: The most by which such a row is late.
+        end: The number of rows; None: without end.
         first: The event time of row 0.
-        paced: A row is there when the clock reaches its event time. Else all rows are there at once.
-        seed: Other seeds give other keys, values and late rows.
+        paced: A row arrives when the clock reaches its event time. False: all rows are there at once.
+        seed: Another seed gives other keys, values and late rows.
         event_time: The name of the column with the event time.
         start: Where a pipeline begins: "earliest", "latest", a time, or a row: {"next": 1000}.
-        idle_after: Beside other inputs of a stage: for how long it has had no rows before it holds these back no more.
-            None: never.
-        max_ahead: Beside other inputs of a stage: how much event time it may be read before the slowest of these.
+        idle_after: The time without rows after which the source no longer holds back the other inputs of a stage. None:
+            it always does.
+        max_ahead: How much event time the source may be read ahead of the slowest of a stage's inputs.
+
+    Example:
+        >>> from weir import Limits, Opening, generator
+        >>> source = generator(end=1000, keys=10, rate=100)
+        >>> connector = source.open(Opening("docs", str, {}))
+        >>> planned = connector.plan(connector.begin("earliest"), Limits(parts=1, rows=3, bytes=1 << 20))
+        >>> [batch.rows.column_names for batch in connector.read(planned.parts[0])]
+        [['seq', 'key', 'event_time', 'value']]
+        >>> planned.position
+        {'next': 3}
     """
     return GeneratorSource(
         name=name,
@@ -71,6 +84,8 @@ def generator(
 
 
 class _Postgres:
+    """Queries and tables of Postgres, to read and to write."""
+
     def __call__(
         self,
         query: str,
@@ -86,25 +101,31 @@ class _Postgres:
         max_future: str | timedelta | None = None,
         connection: str | None = None,
     ) -> PostgresSource:
-        """Read the rows of a query over tables to which rows are only added, each exactly once. Rows that are read are
-        archived.
-        docs/how-to/source-postgres.md says more.
+        """Read the rows of a query over tables to which rows are only added, each exactly once.
+
+        Rows that are read are archived. See docs/how-to/source-postgres.md.
 
         Args:
             query: A SELECT without ORDER BY and LIMIT.
-            cursor: Its column that only rises, of type xid8 (`DEFAULT pg_current_xact_id()`).
-            name: By which checkpoints record how far the source has been read.
+            cursor: The query's column that only rises, of type xid8 (`DEFAULT pg_current_xact_id()`).
+            name: The name under which checkpoints record how far the source has been read.
             event_time: The timestamp column that drives the watermark.
-            may_miss: A cursor of another type will do; rows that are committed late, below what was read, are never
-                read.
+            may_miss: Accept a cursor of another type. A row that is committed with a cursor below those that were read
+                is then never read.
             start: Where a pipeline begins: "earliest", "latest", a time of a cursor that is one, or a position as
                 `weir checkpoints` shows it.
             on_bad: What becomes of a row with a value that Arrow does not have: "fail" or "quarantine".
-            idle_after: Beside other inputs of a stage: for how long it has had no rows before it holds these back no
-                more. None: never.
-            max_ahead: Beside other inputs of a stage: how much event time it may be read before the slowest of these.
+            idle_after: The time without rows after which the source no longer holds back the other inputs of a stage.
+                None: it always does.
+            max_ahead: How much event time the source may be read ahead of the slowest of a stage's inputs.
             max_future: How far an event time may lie ahead of processing time.
             connection: The name below `connections` of the configuration that has libpq's options.
+
+        Example:
+            >>> from weir import postgres
+            >>> orders = postgres("SELECT id, tx, at FROM orders", cursor="tx", name="orders", event_time="at")
+            >>> orders.name, orders.kind
+            ('orders', 'postgres')
         """
         return PostgresSource(
             name=name,
@@ -124,13 +145,22 @@ class _Postgres:
     def sink(
         table: str, *, key: str | Sequence[str] = (), name: str | None = None, connection: str | None = None
     ) -> PostgresSink:
-        """Write each row to a table of Postgres exactly once. docs/how-to/sink-postgres.md says more.
+        """Write each row to a table of Postgres exactly once.
+
+        See docs/how-to/sink-postgres.md.
 
         Args:
-            table: Its name, or schema.name, exactly as it is spelled. It is created if it is absent.
-            key: The columns by which rows replace each other: the last one of a key stays. Without it rows are added.
+            table: The table's name, or schema.name, exactly as it is spelled. It is created if it is absent.
+            key: The columns by which rows replace each other: the last row of a key stays. Without a key all rows are
+                added.
             name: The sink's name; by default that of the table, `shop_revenue` for Shop.Revenue.
             connection: The name below `connections` of the configuration that has libpq's options.
+
+        Example:
+            >>> from weir import postgres
+            >>> sink = postgres.sink("shop.revenue", key="day")
+            >>> sink.name, sink.key
+            ('shop_revenue', ('day',))
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
         return PostgresSink(name=name or default_sink_name(table), table=table, key=columns, connection=connection)
@@ -140,15 +170,27 @@ postgres = _Postgres()
 
 
 def foreach(function: Function, *, name: str | None = None) -> ForeachSink:
-    """Call a function with the rows of each checkpoint (a pyarrow.Table) and its id, in order, at least once.
+    """Call a function with the rows of each checkpoint, in order.
 
-    It has no transactions, so a pipeline with it says `delivery="at_least_once"`: after a crash the function is called
-    again, and what it does must then be the same, or go by the id. Or it says "at_most_once": then it is never called
-    again, and the rows of an epoch that failed are lost.
+    A function has no transactions, so the pipeline cannot deliver exactly once to it. With `delivery="at_least_once"`
+    the function is called again after a crash: it must then do the same, or go by the checkpoint's id. With
+    "at_most_once" it is never called again, and the rows of an epoch that failed are lost.
 
     Args:
-        function: Called as `function(rows, checkpoint)` in the coordinator's process; epochs without rows call nothing.
+        function: Called as `function(rows, checkpoint)` in the coordinator's process, with a `pyarrow.Table` and the
+            checkpoint's id. It is not called for epochs without rows.
         name: The sink's name; by default that of the function.
+
+    Raises:
+        PipelineError: `function` cannot be called.
+
+    Example:
+        >>> from weir import Pipeline, files, foreach, select
+        >>> def send(rows, checkpoint):
+        ...     print(f"{rows.num_rows} rows of checkpoint {checkpoint}")
+        >>> sent = select("sent", files("{landing}/*.parquet"), "id", sink=foreach(send))
+        >>> Pipeline("sending", (sent,), delivery="at_least_once").sinks[0].name
+        'send'
     """
     if not callable(function):
         raise PipelineError(

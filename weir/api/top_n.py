@@ -23,7 +23,15 @@ class Descending:
 
 
 def desc(column: str) -> Descending:
-    """Name a column in `by=` of `top_n` whose largest values come first."""
+    """Name a column in `by=` of `top_n` whose largest values come first.
+
+    Example:
+        >>> from weir import desc, files, testing, top_n
+        >>> best = top_n("best", files("{landing}/*.parquet"), key="game", by=desc("points"), n=1)
+        >>> run = testing.run(best)
+        >>> run.epoch([{"game": "go", "points": 3}, {"game": "go", "points": 9}])["points"].to_list()
+        [9]
+    """
     return Descending(column)
 
 
@@ -49,31 +57,45 @@ def top_n(  # as long as what is said of its arguments
 ) -> Stage:
     """Return the first n rows of each key by some columns, with all their columns and their rank.
 
-        top_n("highest", bids, key="auction", by=[desc("price"), "seq"], n=10,
-              sink=delta.upsert("highest", key=["auction", "rank_number"]))
+    Without `until`, each barrier hands out how the ranks have changed since the barrier before. The column
+    `_change_type` is as in Delta's change data feed, and rows of a key come in this order:
 
-    The ranks as they are now: each barrier hands out what has become of them since the one before, as rows with the
-    column `_change_type` as in Delta's change data feed: "delete" for one that is no more among the first,
-    "update_preimage" and "update_postimage" for one whose rank is another, "insert" for a new one; in this order for
-    each key. A table follows them by `delta.upsert`.
+    - `delete`: A row that is no longer among the first.
+    - `update_preimage`, `update_postimage`: A row whose rank has changed, before and after.
+    - `insert`: A row that is new among the first.
 
-        top_n("best", totals, key="window_start", by=desc("total"), n=1, ties=True, until="window_end")
+    `delta.upsert` makes a table of them.
 
-    With `until`, ranks are handed out once, as plain rows, when the watermark has reached that column, and forgotten.
-    Rows of one key that differ in it are ranked apart. A row whose `until` the watermark had reached before its epoch
-    is late.
+    With `until`, ranks come out once, as plain rows, when the watermark has reached that column. Then they are
+    forgotten. Rows of one key that differ in that column are ranked apart. A row is late if the watermark had reached
+    its `until` before its epoch.
 
     Args:
         by: Columns; the smallest values come first, of `desc("column")` the largest. Null is smaller than all else.
             Rows that are equal in them are in the order of their other columns.
-        ties: Rows that are equal in `by` have one rank, the next ones leave out as many, and all that have a rank up to
-            n are handed out (as SQL's RANK). Without it each row has a rank of its own (as ROW_NUMBER).
-        rank: The column with the rank, from 1. None: it is not handed out.
-        until: A timestamp column, the first moment that does not count any more; the event time of a source is none.
-        ttl: Without `until`, after how much processing time a key of which no row has come is forgotten; what has been
-            handed out of it stays, and its ranks begin anew. Without it, never.
+        n: The number of ranks of a key, at least 1.
+        ties: Rows that are equal in `by` share a rank, and all rows with a rank up to n come out (as SQL's RANK).
+            False: each row has a rank of its own (as ROW_NUMBER).
+        rank: The column with the rank, from 1. None: there is no such column.
+        until: A timestamp column with the first moment that does not count any more, such as `window_end`. It cannot be
+            the event time of a source.
+        ttl: Without `until`: a key is forgotten after this much processing time without a row. Rows that have come out
+            stay, and the key's ranks begin anew. None: keys are never forgotten.
         lateness: With `until`, how far behind the newest event time rows may come.
         late: The table that gets late rows. They are counted without it, too. All other arguments: as in `stage`.
+
+    Raises:
+        PipelineError: Arguments do not go together, or the source has no event time where `until` needs it.
+
+    Example:
+        >>> from weir import delta, desc, files, testing, top_n
+        >>> bids = files("{landing}/*.parquet")
+        >>> to = delta.upsert("highest", key=["auction", "rank_number"])
+        >>> highest = top_n("highest", bids, key="auction", by=[desc("price"), "seq"], n=2, sink=to)
+        >>> run = testing.run(highest)
+        >>> rows = run.epoch([{"auction": 7, "price": 10, "seq": 1}, {"auction": 7, "price": 30, "seq": 2}])
+        >>> rows.select("price", "rank_number", "_change_type").rows()
+        [(30, 1, 'insert'), (10, 2, 'insert')]
     """
     place = f"top_n {uid}"
     columns, order = names_of(key), _order(by, place)

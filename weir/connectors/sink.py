@@ -27,6 +27,12 @@ class Rows(Protocol):
     """The committed rows of a checkpoint for one sink. They are the same each time.
 
     Without rows, the marker alone moves.
+
+    Example:
+        >>> from weir import no_rows
+        >>> rows = no_rows()
+        >>> rows.count, list(rows.batches())
+        (0, [])
     """
 
     @property
@@ -41,12 +47,14 @@ class Rows(Protocol):
 
     @property
     def since(self) -> datetime | None:
-        """When their epoch began: no process has published any of them before. None: that is not known."""
+        """The beginning of their epoch, before which no process has published any of them. None: it is not known."""
         ...
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Return the rows in bounded batches, each time in the same order. Rows of one key come in the order in which
-        its stage handed them out."""
+        """Return the rows in bounded batches, each time in the same order.
+
+        Rows of one key come in the order in which the stage handed them out.
+        """
         ...
 
 
@@ -55,8 +63,14 @@ class Published:
     """The result of one publish.
 
     Attributes:
-        version: The sink's own number of it, if it has any.
-        rows: That it changed.
+        rows: The number of rows that were added or changed.
+        version: The sink's own number of the publish, if it has one.
+
+    Example:
+        >>> from weir import Published, SinkOpening, foreach, no_rows
+        >>> publisher = foreach(print, name="out").open(SinkOpening("weir/orders/main/out", str, {}, lambda: None))
+        >>> publisher.publish(None, 1, no_rows()) == Published(0)
+        True
     """
 
     rows: int
@@ -66,9 +80,36 @@ class Published:
 class Publisher(Protocol):
     """One sink, opened by the process that owns the pipeline.
 
-    Each method may raise ConfigurationError (wrong address, refused password: which never stands in the message),
-    PipelineError (the sink does not take such rows), DamageError (it is not where the registry says) and TransientError
-    (try again: nothing, or the whole, has been done).
+    docs/how-to/connectors.md shows how to write one. The example keeps rows in memory.
+
+    Each method may raise:
+
+    - ConfigurationError: A wrong address, or a refused password, which never stands in the message.
+    - PipelineError: The sink does not take such rows.
+    - DamageError: The sink is not where the registry says.
+    - TransientError: Try again: either nothing has been done, or all of it.
+
+    Example:
+        >>> from weir import Published, no_rows
+        >>> class Shelf:
+        ...     def __init__(self):
+        ...         self.rows, self.newest = [], None
+        ...     def check(self, schema): ...
+        ...     def prepare(self, schema): ...
+        ...     def marker(self):
+        ...         return self.newest
+        ...     def publish(self, previous, checkpoint, rows):
+        ...         if self.newest is not None and self.newest >= checkpoint:
+        ...             return Published(0)
+        ...         self.rows += [row for batch in rows.batches() for row in batch.to_pylist()]
+        ...         self.newest = checkpoint
+        ...         return Published(rows.count)
+        ...     def close(self): ...
+        >>> shelf = Shelf()
+        >>> shelf.publish(None, 1, no_rows())
+        Published(rows=0, version=None)
+        >>> shelf.marker()
+        1
     """
 
     def check(self, schema: pa.Schema) -> None:
@@ -79,21 +120,26 @@ class Publisher(Protocol):
         ...
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Create what is not there (table, topic). Right before a commit, so that a declined epoch leaves nothing."""
+        """Create the table or topic if it is not there.
+
+        It is called right before a commit, so that a declined epoch leaves nothing.
+        """
         ...
 
     def marker(self) -> int | None:
-        """Return the newest checkpoint that the sink has; None if it has never had one. It only reads: `weir fsck` asks
-        too, beside a coordinator that lives."""
+        """Return the newest checkpoint that the sink has; None if it has never had one.
+
+        It only reads: `weir fsck` asks too, beside a coordinator that lives.
+        """
         ...
 
     def publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
-        """Bring rows in and move the marker from `previous` to `checkpoint`, both or neither.
+        """Bring rows in and move the marker from `previous` to `checkpoint`: both, or neither.
 
         Args:
             previous: The checkpoint that the registry says was published last; None: there was none.
-            checkpoint: The one that is published. A marker at or above it makes this a no-op.
-            rows: Possibly none.
+            checkpoint: The checkpoint that is published. If the marker is at or above it, nothing is done.
+            rows: The checkpoint's rows, possibly none.
 
         Raises:
             DamageError: The marker is neither `previous` nor at or above `checkpoint`.
@@ -112,28 +158,53 @@ class ValueRules(Protocol):
     """
 
     def refused(self, rows: pa.Table) -> Iterator[UnfitValue]:
-        """Yield what the sink would not take of rows in canonical types, whose values are fit for a table already
-        (`state_ops.arrow.unfit_values`). Rows that are good must cost little."""
+        """Yield the values that the sink would refuse.
+
+        Rows that are good must cost little.
+
+        Args:
+            rows: Rows in canonical types, whose values are fit for a table (`state_ops.arrow.unfit_values`).
+        """
         ...
 
 
 @runtime_checkable
 class Judging(Protocol):
-    """A further part of a publisher whose sink refuses rows because of their values.
+    """Implement this too if your sink refuses rows because of their values.
 
-    After the commit a row that the sink refuses would block all later ones. So rows are judged before, while they are
-    staged: a refused one declines its epoch, or is set aside if its source says `on_bad="quarantine"`.
+    After the commit, a row that the sink refuses would block all later ones. So rows are judged before, while they are
+    staged. A refused row declines its epoch, or is set aside if its source says `on_bad="quarantine"`.
     """
 
     def rules(self, schema: pa.Schema) -> ValueRules:
-        """Return the rules for rows of these columns, which `check` has passed, as the sink is now. Asked in each epoch
-        that has rows."""
+        """Return the rules for rows of these columns, as the sink is now.
+
+        It is called in each epoch that has rows, after `check`.
+        """
         ...
 
 
 @runtime_checkable
 class TakingBack(Protocol):
-    """A further part of a publisher whose definition's `stays` is None: rows can be taken back from its sink."""
+    """Implement this too if rows can be taken back from your sink. The definition's `stays` is then None.
+
+    Example:
+        >>> from weir import Published, TakingBack
+        >>> class Shelf:
+        ...     def __init__(self):
+        ...         self.rows_by_checkpoint, self.newest = {1: ["a"], 2: ["b"]}, 2
+        ...     def take_back(self, previous, checkpoint, to, rows):
+        ...         kept = {id: rows for id, rows in self.rows_by_checkpoint.items() if to is not None and id <= to}
+        ...         self.rows_by_checkpoint, self.newest = kept, checkpoint
+        ...         return Published(0)
+        >>> shelf = Shelf()
+        >>> isinstance(shelf, TakingBack)
+        True
+        >>> shelf.take_back(2, 3, to=1, rows=None)
+        Published(rows=0, version=None)
+        >>> shelf.rows_by_checkpoint
+        {1: ['a']}
+    """
 
     def take_back(self, previous: int | None, checkpoint: int, to: int | None, rows: Rows) -> Published:
         """Remove the rows of all checkpoints after `to`, bring others in, and move the marker from `previous` to
@@ -141,12 +212,12 @@ class TakingBack(Protocol):
 
         Args:
             previous: The marker that is expected.
-            checkpoint: The rewind's or the promotion's. A marker at or above it makes this a no-op.
-            to: The newest checkpoint whose rows stay; None: none do.
-            rows: Those of a branch that is promoted, as rows of `checkpoint`; of a rewind none.
+            checkpoint: The checkpoint of the rewind or the promotion. If the marker is at or above it, nothing is done.
+            to: The newest checkpoint whose rows stay; None: no rows stay.
+            rows: The rows of a branch that is promoted, as rows of `checkpoint`; none for a rewind.
 
         Returns:
-            How many rows were brought in.
+            The number of rows that were brought in.
 
         Raises:
             DamageError: The marker is neither `previous` nor at or above `checkpoint`.
@@ -156,27 +227,45 @@ class TakingBack(Protocol):
 
 @runtime_checkable
 class Expiring(Protocol):
-    """A further part of a publisher whose system may forget the marker, and can make it again from the rows."""
+    """Implement this too if your system may forget the marker, and the rows tell what it was.
+
+    Example:
+        >>> from weir import Expiring
+        >>> class Topic:
+        ...     marker, newest_row = None, 7
+        ...     def recalled(self, published):
+        ...         return self.newest_row if self.marker is None else self.marker
+        ...     def renew(self, published):
+        ...         self.marker = self.recalled(published)
+        >>> topic = Topic()
+        >>> topic.renew(7)
+        >>> isinstance(topic, Expiring), topic.marker
+        (True, 7)
+    """
 
     def recalled(self, published: int) -> int | None:
-        """Return the marker; where it was forgotten, what the rows say it was. It only reads.
+        """Return the marker or, if it was forgotten, the marker that the rows prove. It only reads.
 
         Args:
-            published: The checkpoint that the registry says was published last: rows of older ones prove no other.
+            published: The checkpoint that the registry says was published last. Rows of older checkpoints prove no
+                other marker.
         """
         ...
 
     def renew(self, published: int) -> None:
-        """Write the marker again, as `recalled` says it. Each run begins with this, once all is published."""
+        """Write the marker again, as `recalled` says it.
+
+        Each run begins with this, once all checkpoints are published.
+        """
         ...
 
 
 @runtime_checkable
 class InParts(Protocol):
-    """A further part of a publisher that brings a checkpoint's rows in by several transactions."""
+    """Implement this too if your publisher brings a checkpoint's rows in by several transactions."""
 
     def begun(self) -> int | None:
-        """Return the checkpoint of whose rows a part is there; None: none is. It only reads."""
+        """Return the checkpoint whose rows are there in part; None: there is none. It only reads."""
         ...
 
 
@@ -185,17 +274,25 @@ class SinkOpening:
     """The context in which a sink's definition is opened.
 
     Attributes:
-        app_id: `weir/<pipeline>/<branch>/<sink>`, stable for ever: whose marker it is.
-        resolve: Fills {placeholders} from the configuration.
-        options: What the configuration says under `connections.<name>`, secrets resolved; never recorded or shown.
-        prove: Raises FencedError unless this process still owns the pipeline; always in one that only looks, as
-            `weir plan` and `weir fsck` do, which ask for `check` and `marker`. Call it before a transaction that could
-            fence the owner's, and again when one's own was fenced.
-        patience: Seconds after which a server that does not answer is away: few for a caller that only looks.
-        exact: Whether the pipeline delivers exactly once. Otherwise the sink may have parts of epochs that failed, or
-            lack what was lost to it, and neither is damage.
-        lossy: Whether it delivers at most once. That nothing tells of a checkpoint is then no damage, since all that
-            the sink was to get may be lost; a place that is gone is damage still.
+        app_id: The owner of the marker, `weir/<pipeline>/<branch>/<sink>`. It never changes.
+        resolve: A function that fills {placeholders} from the configuration.
+        options: The options under `connections.<name>` of the configuration, secrets resolved. They are never recorded
+            or shown.
+        prove: A function that raises FencedError unless this process still owns the pipeline. Call it before a
+            transaction that could fence the owner's, and again when your own was fenced. It always raises in a process
+            that only looks, such as `weir plan` and `weir fsck`, which call `check` and `marker`.
+        patience: Seconds after which a server that does not answer is away; few for a caller that only looks.
+        exact: True if the pipeline delivers exactly once. Otherwise the sink may have parts of epochs that failed, or
+            lack rows that were lost, and neither is damage.
+        lossy: True if the pipeline delivers at most once. A sink without any trace of a checkpoint is then no damage,
+            since all rows for it may be lost. A sink whose place is gone is damage still.
+
+    Example:
+        >>> from weir import SinkOpening, foreach
+        >>> opening = SinkOpening("weir/orders/main/out", str, {}, prove=lambda: None, exact=False)
+        >>> publisher = foreach(print, name="out").open(opening)
+        >>> publisher.marker() is None
+        True
     """
 
     app_id: str
@@ -208,7 +305,7 @@ class SinkOpening:
 
 
 def default_sink_name(place: str) -> str:
-    """Return the default name of a sink by its place: as for a source, in letters that may become part of paths."""
+    """Return the default name of a sink by its place: that of a source, in letters that may become part of paths."""
     return re.sub(r"[^a-z0-9_]+", "_", default_name(place).lower()).lstrip("_")
 
 
@@ -217,8 +314,14 @@ class Sink:
     """The properties of every sink. The values are frozen, and sinks are compared by all of them.
 
     Attributes:
-        name: By which checkpoints know it; unique in a pipeline.
+        name: The name under which checkpoints know the sink; unique in a pipeline.
         connection: The name below `connections` of the configuration.
+
+    Example:
+        >>> from weir import delta, foreach, postgres
+        >>> sinks = delta.append("orders"), postgres.sink("shop.orders"), foreach(print)
+        >>> [(sink.name, sink.kind, sink.exactly_once) for sink in sinks]
+        [('orders', 'delta', True), ('shop_orders', 'postgres', True), ('print', 'foreach', False)]
     """
 
     name: str
@@ -236,15 +339,17 @@ class Sink:
 
     @property
     def stays(self) -> str | None:
-        """Why rows cannot be taken back by a rewind, as a clause; None where its publisher has `take_back`."""
+        """The reason why a rewind cannot take rows back, as a clause; None if the publisher has `take_back`."""
         return f"what {self.kind} has been given cannot be taken back"
 
     def publishes_by(self, resolve: Callable[[str], str]) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return what decides how rows come into the sink, in values of JSON. A checkpoint records it, and its rows are
-        refused if the code says anything else before they are published. Here: all that the definition says.
+        """Return the properties that decide how rows come into the sink, in values of JSON.
+
+        A checkpoint records them. If the code has others when the checkpoint's rows are to be published, the rows are
+        refused. By default they are all properties of the definition.
 
         Args:
-            resolve: Fills {placeholders} from the configuration.
+            resolve: A function that fills {placeholders} from the configuration.
         """
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
         return {name: value for name, value in values.items() if name not in _PLACES and _is_plain(value)}
@@ -264,7 +369,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def no_rows() -> Rows:
-    """Return the rows of a checkpoint that has none for a sink."""
+    """Return the rows of a checkpoint that has none for a sink.
+
+    Example:
+        >>> from weir import no_rows
+        >>> no_rows().count
+        0
+    """
     return _NoRows()
 
 

@@ -93,9 +93,17 @@ class Limits:
     """The limits of one slice.
 
     Attributes:
-        parts: Parts, at least one.
-        rows: Rows; a connector that does not know them counts what comes nearest (a range of offsets).
-        bytes: Bytes as the source counts them.
+        parts: The largest number of parts, at least 1.
+        rows: The largest number of rows. A connector that does not know it counts what comes nearest, such as a range
+            of offsets.
+        bytes: The largest number of bytes, as the source counts them.
+
+    Example:
+        >>> from weir import Limits, Opening, generator
+        >>> connector = generator(end=10).open(Opening("docs", str, {}))
+        >>> planned = connector.plan({"next": 0}, Limits(parts=2, rows=4, bytes=1 << 20))
+        >>> [part.rows for part in planned.parts], planned.limited
+        ([4], True)
     """
 
     parts: int
@@ -108,11 +116,19 @@ class Part:
     """A bounded piece of one partition of a source, which can be read again.
 
     Attributes:
-        name: Of these rows alone: no other rows of the source ever have it. It has no slash.
-        partition: Whose part it is. Event time of a source is the least over its partitions.
-        place: What `read` has to know beside the name, as JSON; without secrets.
-        rows: How many it has at most, if that is known.
-        bytes: As the source counts them, if that is known.
+        name: The name of these rows, which no other rows of the source ever get. It has no slash.
+        partition: The partition that the rows are of. The event time of a source is the least over its partitions.
+        place: Further facts that `read` needs, as JSON, without secrets.
+        rows: The largest number of rows that the part may have, if it is known.
+        bytes: The number of bytes, as the source counts them, if it is known.
+
+    Example:
+        >>> from weir import Limits, Opening, generator
+        >>> connector = generator(end=10).open(Opening("docs", str, {}))
+        >>> (part,) = connector.plan({"next": 0}, Limits(parts=1, rows=4, bytes=1 << 20)).parts
+        >>> first, again = list(connector.read(part)), list(connector.read(part))
+        >>> first == again
+        True
     """
 
     name: str
@@ -128,7 +144,13 @@ class Lost:
 
     Attributes:
         where: The partition, file or version.
-        what: What is lost, with numbers, in one sentence.
+        what: One sentence about the loss, with numbers.
+
+    Example:
+        >>> from weir import Lost, Planned
+        >>> planned = Planned((), {"offset": 20}, lost=(Lost("partition 0", "Offsets 10 to 19 have expired."),))
+        >>> [lost.where for lost in planned.lost]
+        ['partition 0']
     """
 
     where: str
@@ -140,14 +162,21 @@ class Planned:
     """The next parts of a source.
 
     Attributes:
-        parts: In the order in which they are read.
-        position: Behind them.
-        limited: A limit ended it, so there is more.
-        ends: By partition, whether this plan reaches its end: nothing that is there now stays unread, and nothing is
-            about to become readable. Every partition that the source has is named.
-        lost: What was left out.
-        passes: Without a part the position is to be recorded too: what it has passed may soon be gone, so that nobody
-            could tell any more that nothing was in it.
+        parts: The parts, in the order in which they are read.
+        position: The position behind them.
+        limited: True if a limit ended the plan, so that more waits.
+        ends: By partition, whether this plan reaches the partition's end: no row that is there now stays unread, and
+            none is about to become readable. Every partition of the source is named.
+        lost: Data that was left out.
+        passes: True if the position must be recorded even without a part. The data that it has passed may soon be gone,
+            and then nobody can tell that there were no rows in it.
+
+    Example:
+        >>> from weir import Limits, Opening, generator
+        >>> connector = generator(end=10).open(Opening("docs", str, {}))
+        >>> planned = connector.plan({"next": 8}, Limits(parts=1, rows=4, bytes=1 << 20))
+        >>> planned.position, planned.limited
+        ({'next': 10}, False)
     """
 
     parts: tuple[Part, ...]
@@ -167,9 +196,17 @@ class Rejected:
     """A row that cannot be decoded.
 
     Attributes:
-        number: Where it is in its part: the line of a file from 1, the offset in a partition.
-        reason: Why, on one line; without the row itself.
-        raw: What stands there, as far as it is text; at most some kilobytes.
+        number: The row's place in its part: the line of a file from 1, the offset in a partition.
+        reason: The reason, on one line, without the row itself.
+        raw: The row as far as it is text; at most some kilobytes.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from weir import Batch, Rejected
+        >>> bad = Rejected(2, "price is no number", raw='{"id": 2, "price": "x"}')
+        >>> batch = Batch(pa.table({"id": [1, 3]}), rejected=(bad,), numbers=lambda: [1, 3])
+        >>> [(rejected.number, rejected.reason) for rejected in batch.rejected]
+        [(2, 'price is no number')]
     """
 
     number: int
@@ -179,13 +216,20 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of a part, in its order.
+    """Rows of a part, in the part's order.
 
     Attributes:
-        rows: Decoded.
-        rejected: Those among them that cannot be.
-        numbers: Asked for where each of `rows` is in its part, as `Rejected.number` says it. None: rows of the part are
-            counted, rejected ones among them.
+        rows: The rows that could be decoded.
+        rejected: The rows among them that could not.
+        numbers: A function that returns the place of each of `rows` in the part, like `Rejected.number`. None: the rows
+            of the part are counted, rejected ones among them.
+
+    Example:
+        >>> from weir import Limits, Opening, generator
+        >>> connector = generator(end=10).open(Opening("docs", str, {}))
+        >>> (part,) = connector.plan({"next": 0}, Limits(parts=1, rows=4, bytes=1 << 20)).parts
+        >>> [batch.rows.column("seq").to_pylist() for batch in connector.read(part)]
+        [[0, 1, 2, 3]]
     """
 
     rows: pa.Table
@@ -195,13 +239,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The amount that waits behind a position. None where nobody knows.
+    """The amount that waits behind a position. A figure that is not known is None.
 
     Attributes:
-        rows: Rows, or what comes nearest.
-        bytes: As the source counts them.
-        newest: Event time or time of arrival of the newest of them, in microseconds since 1970 UTC.
-        is_estimate: The numbers are no counts.
+        rows: The number of rows, or what comes nearest.
+        bytes: The number of bytes, as the source counts them.
+        newest: The event time, or the time of arrival, of the newest row, in microseconds since 1970 UTC.
+        is_estimate: True if the numbers are estimates.
+
+    Example:
+        >>> from weir import Opening, generator
+        >>> connector = generator(end=10).open(Opening("docs", str, {}))
+        >>> connector.lag({"next": 4}).rows
+        6
     """
 
     rows: int | None = None
@@ -211,20 +261,38 @@ class Lag:
 
 
 class Connector(Protocol):
-    """One source, opened by a process. Every call may be the first one after a restart: what it must know is in its
-    arguments.
+    """One source, opened by a process.
 
-    Each method may raise ConfigurationError (wrong address, refused password: which never stands in the message),
-    InputError (the source is not what it was, data cannot be read), LostError (data that were there are gone) and
-    TransientError (try again later).
+    Every call may be the first one after a restart, so a method knows only its arguments. docs/how-to/connectors.md
+    shows how to write one.
+
+    Each method may raise:
+
+    - ConfigurationError: A wrong address, or a refused password, which never stands in the message.
+    - InputError: The source is not what it was, or data cannot be read.
+    - LostError: Data that were there are gone.
+    - TransientError: The server is away. Try again later.
+
+    Example:
+        >>> from weir import Limits, Opening, Position, generator
+        >>> connector = generator(end=10).open(Opening("docs", str, {}))
+        >>> limits = Limits(parts=1, rows=4, bytes=1 << 20)
+        >>> position: Position = connector.begin("earliest")
+        >>> while parts := (planned := connector.plan(position, limits)).parts:
+        ...     print([batch.rows.num_rows for part in parts for batch in connector.read(part)])
+        ...     position = planned.position
+        [4]
+        [4]
+        [2]
+        >>> connector.close()
     """
 
     def begin(self, start: str | datetime | Position) -> Position:
         """Return the position from which to read.
 
         Args:
-            start: "earliest", "latest", a time from which on rows are wanted, or a position as of `Planned`. A person
-                may have written that one: ConfigurationError for what is none.
+            start: "earliest", "latest", a time from which on rows are wanted, or a position as in `Planned`. A person
+                may have written the position: raise ConfigurationError if it is none.
         """
         ...
 
@@ -234,10 +302,10 @@ class Connector(Protocol):
         """Return the next parts behind a position; none if nothing has come.
 
         Args:
-            position: As `begin` or an earlier plan says.
-            limits: How much may come at most; one part may exceed them where it cannot be cut.
+            position: A position of `begin` or of an earlier plan.
+            limits: The limits of the plan. A part that cannot be cut may exceed them.
             upto: A position that must not be passed: a branch reads no further than its pipeline.
-            hold: Partitions of which nothing is to be read now: their event time is too far ahead.
+            hold: Partitions that must not be read now, since their event time is too far ahead.
         """
         ...
 
@@ -246,7 +314,10 @@ class Connector(Protocol):
         ...
 
     def verify(self, parts: Sequence[Part]) -> None:
-        """Before an epoch is committed: these parts are still there, and still what was read."""
+        """Raise an error unless these parts are still there, unchanged since they were read.
+
+        It is called before an epoch is committed.
+        """
         ...
 
     def lag(self, position: Position) -> Lag:
@@ -254,12 +325,15 @@ class Connector(Protocol):
         ...
 
     def where(self, part: Part) -> str:
-        """Return the part's place as people know it, for errors."""
+        """Return the part's place for error messages, such as a topic, partition and offsets."""
         ...
 
     def committed(self, position: Position) -> None:
-        """Take note that a checkpoint with this position is committed, for tools that may be told. Nothing is read
-        back. It must not raise for a server that is away."""
+        """Take note that a checkpoint with this position is committed.
+
+        It is for tools that show how far a source has been read. Nothing is read back. It must not raise an error if
+        a server is away.
+        """
         ...
 
     def close(self) -> None:
@@ -318,12 +392,19 @@ class Opening:
 
     Attributes:
         pipeline: The pipeline's title.
-        resolve: Fills {placeholders} from the configuration.
-        options: What the configuration says under `connections.<name>` for the definition's connection, secrets
+        resolve: A function that fills {placeholders} from the configuration.
+        options: The options under `connections.<name>` of the configuration, for the definition's connection, secrets
             resolved. They are handed to the client as they are, and are never recorded or shown.
-        patience: Seconds after which a server that does not answer is away: few for a caller that only looks.
-        connect: The same by the name of a connection, for a definition that opens others.
-        s3: Settings of S3, as `weir.settings.configuration.S3Settings`.
+        patience: Seconds after which a server that does not answer is away; few for a caller that only looks.
+        connect: A function that returns the options of a connection by its name, for a definition that opens others.
+        s3: The settings of S3, as `weir.settings.configuration.S3Settings`.
+
+    Example:
+        >>> from weir import Opening
+        >>> params = {"landing": "/data"}
+        >>> opening = Opening("orders", lambda text: text.format(**params), {"password": "secret"})
+        >>> opening.resolve("{landing}/orders"), opening.patience
+        ('/data/orders', 30.0)
     """
 
     pipeline: str
@@ -339,19 +420,26 @@ class Source:
     """The properties of every source. The values are frozen, and sources are compared by all of them.
 
     Attributes:
-        name: By which checkpoints record how far it has been read.
+        name: The name under which checkpoints record how far the source has been read.
         event_time: The timestamp column that drives the watermark.
         start: Where a pipeline begins that has not read the source yet.
         on_bad: A row that cannot be decoded fails the epoch ("fail") or goes to the stage's quarantine table
             ("quarantine").
         on_lost: Data that are gone before they were read fail the run ("fail") or are left out and recorded ("skip").
-        idle_after: For how long ("5m") a partition whose end is reached has been quiet before it holds event time back
-            no more. None: never.
-        max_ahead: How much event time ("1h") a partition may be read before the slowest one. None: any.
-        max_future: How far ("1d") an event time may lie ahead of processing time; a later one is a bad row. None: any.
+        idle_after: The time ("5m") after which a partition that is read to its end and stays quiet no longer holds
+            event time back. None: it always does.
+        max_ahead: How much event time ("1h") a partition may be read ahead of the slowest one. None: any.
+        max_future: How far ("1d") an event time may lie ahead of processing time; a row with a later one is bad. None:
+            any.
         connection: The name below `connections` of the configuration.
-        archive: What is read is kept in the pipeline's storage as long as a checkpoint needs it.
+        archive: Rows that were read are kept in the pipeline's storage as long as a checkpoint needs them.
         evolve: New columns are read from where they first appear ("add"), or counted and reported ("fix").
+
+    Example:
+        >>> from weir import generator
+        >>> source = generator(name="clicks", max_ahead="1h")
+        >>> source.kind, source.length("max_ahead"), source.replayable
+        ('generator', 3600000000, True)
     """
 
     name: str
@@ -392,12 +480,19 @@ class Source:
         return True
 
     def length(self, name: str) -> int | None:
-        """Return one of its durations in microseconds. Raises PipelineError for what is none."""
+        """Return one of the source's durations, in microseconds.
+
+        Args:
+            name: "idle_after", "max_ahead" or "max_future".
+
+        Raises:
+            PipelineError: The value is no duration.
+        """
         value = getattr(self, name)
         return None if value is None else micros(value, f"source {self.name}", name)
 
     def check(self) -> None:
-        """Raises PipelineError for what makes no sense in any source."""
+        """Raise PipelineError unless the properties make sense together, in any source."""
         policies = {"on_bad": (FAIL, QUARANTINE), "on_lost": (FAIL, SKIP), "evolve": (FIX, ADD)}
         for name, choices in policies.items():
             if getattr(self, name) not in choices:

@@ -257,8 +257,10 @@ def _names(code: types.CodeType) -> set[str]:
 def _recorded(module: str | None) -> str | None:
     """Return the name by which checkpoints know a module.
 
-    >>> _recorded("weir.definition.stage")
-    'pipelines.runtime.definition.stage'
+    Example:
+        >>> from weir.definition.fingerprint import _recorded
+        >>> _recorded("weir.definition.stage")
+        'pipelines.runtime.definition.stage'
     """
     for now, then in _RECORDED.items():
         if module is not None and f"{module}.".startswith(f"{now}."):

@@ -21,11 +21,20 @@ class Epoch:
 
     Attributes:
         id: The checkpoint's id.
-        now: Processing time, fixed by the coordinator. It never decreases.
-        watermark: Event time before this epoch, by which lateness is judged; None before the first. One beyond Python's
-            years is `datetime.min` or `datetime.max`, in UTC.
-        subtask: Which of the stage's subtasks calls the function.
-        parallelism: How many there are.
+        now: Processing time in UTC, fixed by the coordinator. It never decreases.
+        watermark: Event time before this epoch in UTC, by which lateness is judged; None before the first. A watermark
+            beyond Python's years is `datetime.min` or `datetime.max`.
+        subtask: The number of the subtask that calls the function, from 0.
+        parallelism: The number of the stage's subtasks.
+
+    Example:
+        >>> import polars as pl
+        >>> from weir import Epoch, files, stage, testing
+        >>> @stage("stamped", source=files("{landing}/*.parquet"), key=None)
+        ... def stamped(rows: pl.DataFrame, epoch: Epoch) -> pl.DataFrame:
+        ...     return rows.with_columns(epoch=pl.lit(epoch.id))
+        >>> testing.run(stamped).epoch([{"order": 7}]).to_dicts()
+        [{'order': 7, 'epoch': 1}]
     """
 
     id: CheckpointId

@@ -34,23 +34,38 @@ _DECLINED = {  # what would be amiss if a gate declined an epoch
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages in topological order.
+    """Stages that share checkpoints.
 
     Attributes:
+        name: The pipeline's name.
+        stages: Its stages. The instance has them in topological order.
         max_parallelism: The number of key groups, fixed for the pipeline's life.
         retired: Uids of stages, names of sources, and fields of states (stage.field) that were removed for good: their
             state, positions and values are dropped.
         added: Names of sources that are new, and whose whole input is meant for stages that have state already.
-        same_rows: Uids of stages whose transform, or function without a key, was written otherwise and makes the same
-            of each row as before, so that changes go on taking back what it made.
-        on_restore: What must hold of a sample of the state, and of the newest rows of tables, before a restored
-            checkpoint is used.
+        same_rows: Uids of stages whose transform, or function without a key, was rewritten and gives the same rows as
+            before. Changes then go on taking back the rows that it gave.
+        on_restore: Expectations on a sample of the state, and on the newest rows of tables (`on_state`, `on_table`).
+            They must hold before a restored checkpoint is used.
         branch: The branch that this is; None: the pipeline itself. Weir sets it, not the author.
-        days_by: Names of the sources by whose event times days go, for backfills. Say it where another source's rows
-            may be of later times, as of a table of dimensions that is loaded first. By default all sources that have an
-            event time, but not those whose rows are only versions of an `as_of`.
+        days_by: Names of the sources whose event times decide the days of a backfill; by default all sources with an
+            event time, except those whose rows are only versions of an `as_of`. Say it if the rows of another source
+            may have later times, such as a table of dimensions that is loaded first.
         delivery: How often sinks get the rows of an epoch that fails: "exactly_once", "at_least_once" or
             "at_most_once". State has each row exactly once in the first two, and at most once in the third.
+
+    Raises:
+        PipelineError: Two stages, sources or sinks have one name, or sources, sinks and gates do not allow `delivery`.
+
+    Example:
+        >>> from weir import Pipeline, agg, aggregate, delta, files, select
+        >>> orders = select("orders", files("{landing}/*.parquet"), where="price > 0")
+        >>> totals = aggregate("totals", orders, key="customer", spent=agg.sum("price"), sink=delta.append("totals"))
+        >>> pipeline = Pipeline("shop", (totals, orders))
+        >>> [stage.uid for stage in pipeline.stages]
+        ['orders', 'totals']
+        >>> [sink.name for sink in pipeline.sinks]
+        ['totals']
     """
 
     name: str

@@ -54,6 +54,14 @@ class Stage:
         declared: By output, the columns that functions per key hand out, if they are declared.
         outputs: The names of what its function hands out beside its main output, each with its sink, if it has one.
         from_output: Which output of the stage before is its input; the main one of most.
+
+    Example:
+        >>> from weir import agg, delta, files, window
+        >>> readings = files("{landing}/*.parquet", event_time="at")
+        >>> late = delta.append("late")
+        >>> hourly = window("hourly", readings, key="device", on="at", every="1h", mean=agg.mean("value"), late=late)
+        >>> hourly.key, hourly.readable
+        (('device',), ('main', 'late'))
     """
 
     uid: str
@@ -246,13 +254,22 @@ class Stage:
         return self.returned if self.late is None else (*self.returned, LATE)
 
     def output(self, name: str) -> Output:
-        """One of its outputs, to be read by another stage instead of its main one.
+        """Return one of the stage's outputs, for another stage to read instead of the main one.
 
         Args:
-            name: As `outputs=` of the stage names it; "late" for its late rows, if `late=` says where they go; "main".
+            name: A name in `outputs=` of the stage; "late" for late rows, if `late=` says where they go; "main".
 
         Raises:
             PipelineError: It has no such output.
+
+        Example:
+            >>> from weir import agg, delta, files, select, window
+            >>> readings = files("{landing}/*.parquet", event_time="at")
+            >>> late, mean = delta.append("late"), agg.mean("value")
+            >>> hourly = window("hourly", readings, key="device", on="at", every="1h", mean=mean, late=late)
+            >>> again = select("again", hourly.output("late"), "device", "value")
+            >>> again.from_output
+            'late'
         """
         if name not in self.readable:
             advice = "; say where late rows go, late=..., and they can be read too" if name == LATE else ""

@@ -56,7 +56,7 @@ class _Left:
 
 
 class FilesReader(SourceReader):
-    """One `FileSource` with its pattern resolved; long because it answers all that a reader is asked.
+    """One `FileSource` with its pattern resolved.
 
     Args:
         pattern: An absolute directory or URI, then a file name pattern.

@@ -4,18 +4,18 @@
     out = run.epoch([{"tailnum": "N1", "dest": "BOS", ...}])
     assert run.state["N1"].legs == 2
 
-What runs is the real thing: the steps of an epoch of `weir run`, with the keyed task of each subtask on a real RocksDB,
-which snapshots each epoch and forks the next from it, in a temporary directory that goes with the run. Rows are routed
-and sorted as Spark does it. Three parts of a stage need more than that:
+A run takes the real steps of an epoch of `weir run`. Each subtask has a real RocksDB, which snapshots each epoch and
+forks the next one from it, in a temporary directory that goes with the run. Rows are routed and sorted as Spark does
+it. Three parts of a stage need more than that:
 
 - `where` is Spark SQL, of which a part is evaluated here, exactly as Spark does it: comparisons, AND, OR, NOT, IS, IN,
   BETWEEN, LIKE, arithmetic, CAST and some functions, on booleans, numbers, texts, dates, timestamps and fields of
-  structs (docs/reference/where.md). Everything else is refused by name, and so is what Spark would convert by itself
-  (`v = '3'`).
+  structs (docs/reference/where.md). Everything else is refused by name, as are conversions that Spark would make by
+  itself (`v = '3'`).
 - `transform` is not applied: give `run` rows as the transform returns them. A pipeline with one needs Spark.
 - Gates are not evaluated.
 
-`SourceContract` and `SinkContract` are what every source and sink keeps to, as tests to subclass:
+`SourceContract` and `SinkContract` are the tests that every source and sink must pass, to be subclassed:
 docs/how-to/connectors.md.
 """
 
@@ -63,13 +63,25 @@ def run(
     """Start one stage on its own.
 
     Args:
-        state: What its keys have before the first epoch, by key, a tuple where the key has several columns.
+        stage: The stage.
+        state: The state of keys before the first epoch, by key; a tuple if the key has several columns.
         parallelism: The number of subtasks.
-        batch_rows: The largest batch that the function gets.
+        batch_rows: The largest number of rows that the function gets at once.
         max_parallelism: The number of key groups.
-        schema: The input's columns. Without it the first rows tell them, so it is needed where these hold only nulls in
-            a column.
-        table: Of a lookup, all rows of its table. An epoch may replace them (`StageRun.epoch`).
+        schema: The input's columns; by default as the first rows tell. It is needed if those have only nulls in a
+            column.
+        table: For a lookup, all rows of its table. An epoch may replace them (`StageRun.epoch`).
+
+    Raises:
+        TypeError: `stage` is no stage.
+        PipelineError: `state` has other instances than those of the stage's State class.
+
+    Example:
+        >>> from weir import agg, aggregate, files, testing
+        >>> totals = aggregate("totals", files("{landing}/*.parquet"), key="carrier", delay=agg.sum("delay"))
+        >>> run = testing.run(totals, parallelism=2)
+        >>> run.epoch([{"carrier": "AA", "delay": 5}, {"carrier": "AA", "delay": 7}])["delay"].to_list()
+        [12]
     """
     if not isinstance(stage, Stage):
         raise TypeError(f"testing.run takes a stage, not {_kind(stage)}. testing.run_pipeline runs a pipeline.")
@@ -91,12 +103,26 @@ def run_pipeline(
     """Run a pipeline over slices, an epoch each. More epochs may follow with `PipelineRun.epoch`.
 
     Args:
-        slices: Rows of its source, or by source name where it has several.
+        pipeline: The pipeline.
+        slices: The rows of each epoch: of the source, or by source name if there are several.
         parallelism: The number of subtasks of each stage.
-        batch_rows: The largest batch that a function gets.
-        drain: Close every window then.
-        schema: The columns of the source, or of each by its name.
-        tables: By lookup's uid, all rows of its table. An epoch may replace them (`PipelineRun.epoch`).
+        batch_rows: The largest number of rows that a function gets at once.
+        drain: Close every window at the end.
+        schema: The columns of the source, or of each source by its name; by default as the first rows tell.
+        tables: By a lookup's uid, all rows of its table. An epoch may replace them (`PipelineRun.epoch`).
+
+    Raises:
+        TypeError: `pipeline` is no pipeline.
+        WeirError: An epoch is declined.
+
+    Example:
+        >>> from weir import Pipeline, agg, aggregate, delta, files, testing
+        >>> source = files("{landing}/*.parquet")
+        >>> totals = aggregate("totals", source, key="carrier", delay=agg.sum("delay"), sink=delta.append("totals"))
+        >>> slices: list[testing.Rows] = [[{"carrier": "AA", "delay": 5}], [{"carrier": "AA", "delay": 7}]]
+        >>> run = testing.run_pipeline(Pipeline("delays", (totals,)), slices)
+        >>> run.tables["totals"].to_dicts()
+        [{'carrier': 'AA', 'delay': 5, 'epoch': 1}, {'carrier': 'AA', 'delay': 12, 'epoch': 2}]
     """
     if not isinstance(pipeline, Pipeline):
         raise TypeError(f"testing.run_pipeline takes a pipeline, not {_kind(pipeline)}. testing.run runs a stage.")

@@ -44,6 +44,16 @@ class SinkSystem:
         keyed: The sink keeps one row for each `id`, the last one.
         refuses_types: The sink says before a commit which types it does not take.
         secrets: What must stand in no message.
+
+    Example:
+        >>> from weir import postgres
+        >>> from weir.testing import SinkSystem
+        >>> class Shop(SinkSystem):
+        ...     sink = postgres.sink("orders", key="id")
+        ...     keyed = True
+        ...     secrets = ("hunter2",)
+        >>> Shop().opening.app_id
+        'contract/main/out'
     """
 
     keyed = False
@@ -130,7 +140,25 @@ def cut_power() -> None:
 
 
 class SinkContract:
-    """The tests. What a system cannot do raises NotImplementedError and is skipped."""
+    """The tests. What a system cannot do raises NotImplementedError and is skipped.
+
+    Example:
+        >>> from weir import foreach
+        >>> from weir.testing import SinkContract, SinkSystem
+        >>> class Sent(SinkSystem):
+        ...     def __init__(self):
+        ...         self.rows = []
+        ...     def take(self, rows, checkpoint):
+        ...         self.rows += zip(rows["id"].to_pylist(), rows["text"].to_pylist())
+        ...     @property
+        ...     def sink(self):
+        ...         return foreach(self.take, name="sent")
+        ...     def contents(self):
+        ...         return self.rows
+        >>> class TestSent(SinkContract):
+        ...     pass  # in a file of tests it has a fixture `system`
+        >>> TestSent().test_a_sink_that_may_repeat_takes_every_row(Sent())
+    """
 
     def test_rows_and_marker_come_together(self, system: SinkSystem) -> None:
         with publisher(system) as first:

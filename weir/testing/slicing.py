@@ -76,23 +76,47 @@ def assert_slicing_does_not_matter(
     """Check that a stage or a pipeline gives the same rows and the same final state however its input is cut.
 
     Where epochs and batches end, and how many subtasks there are, is chance in production, so nothing may depend on it.
-    Each trial cuts the rows at random places into epochs, some of them empty, and into batches, for 1 to 4 subtasks,
-    and closes every window at the end; it must agree with one epoch in one batch on one subtask. Epochs get the rows in
-    the order of `order_by`, or of event time without it; rows that tie, and all rows of an epoch where the stage
-    declares no order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last
-    bits. Of running aggregates what each key has in the end is compared, and of changes (with the column
-    `_change_type`) the rows that are not taken back in the end. Of sketches the estimates of `approx_distinct` are
-    compared, and none of `approx_quantile`, which depend a little on how the input is cut.
+    Each trial cuts the rows at random places into epochs, some of them empty, and into batches, for 1 to 4 subtasks. It
+    closes every window at the end, and must agree with one epoch in one batch on one subtask.
 
-    Windows by processing time (`on=None`) depend on when epochs are begun, and facts that wait for no version
-    (`as_of(wait=False)`) on which come with them, so what they and stages behind them hand out
-    and keep is left out; a target of which nothing else is left is refused.
+    Epochs get the rows in the order of `order_by`, or of event time without it. Rows that tie come in any order, and so
+    do all rows of an epoch if the stage declares no order. `epoch.now` is always the same.
 
-    Raises AssertionError with the first difference and the slicing behind it.
+    Compared are:
+
+    - The rows of all outputs. Floats may differ in their last bits.
+    - For running aggregates, the last row of each key.
+    - For changes (with the column `_change_type`), the rows that are not taken back in the end.
+    - For sketches, the estimates of `approx_distinct`. Those of `approx_quantile` depend a little on how the input is
+      cut, and are not compared.
+
+    Left out are windows by processing time (`on=None`) and facts that wait for no version (`as_of(wait=False)`), with
+    the stages that read them: their rows depend on when epochs begin.
 
     Args:
-        state: What a stage's keys have at first.
-        tables: By lookup's uid, all rows of its table.
+        target: The stage or pipeline.
+        rows: All rows of its source, or by source name if there are several.
+        state: The state of a stage's keys before the first epoch.
+        trials: The number of random cuts.
+        seed: The seed of the cuts.
+        schema: The columns of the source, or of each source by its name; by default as the rows tell.
+        tables: By a lookup's uid, all rows of its table.
+
+    Raises:
+        AssertionError: A cut gives other rows or state. The message has the first difference, and the cut.
+        PipelineError: Nothing is left that can be compared.
+
+    Example:
+        >>> import polars as pl
+        >>> from weir import files, stage, testing
+        >>> @stage("numbered", source=files("{landing}/*.parquet"), key=None)
+        ... def numbered(rows: pl.DataFrame, epoch) -> pl.DataFrame:
+        ...     return rows.with_row_index("number")
+        >>> try:
+        ...     testing.assert_slicing_does_not_matter(numbered, [{"id": 1}, {"id": 2}])
+        ... except AssertionError as error:
+        ...     print(str(error).splitlines()[0])
+        numbered depends on how its input is sliced.
     """
     _refuse_clocked(target)
     played = _player(target, rows, (state if isinstance(target, Stage) else None) or {}, schema, tables)

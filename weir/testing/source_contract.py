@@ -70,6 +70,22 @@ class SourceSystem:
         starts_at_times: The source can begin at a time. Else it must refuse to.
         cuts: A part has as few rows as the limits say. Else one that cannot be cut may have more.
         secrets: What must stand in no message.
+
+    Example:
+        >>> from weir import generator
+        >>> from weir.testing import SourceSystem
+        >>> class Counter(SourceSystem):
+        ...     number = "seq"
+        ...     rows = 0
+        ...     def append(self, count):
+        ...         self.rows += count
+        ...     @property
+        ...     def source(self):
+        ...         return generator(end=self.rows)
+        >>> counter = Counter()
+        >>> counter.append(9)
+        >>> counter.source.end
+        9
     """
 
     number = "id"
@@ -114,7 +130,23 @@ class SourceSystem:
 
 
 class SourceContract:
-    """The tests. What a system cannot do (`lose`, `alter`, ...) raises NotImplementedError and is skipped."""
+    """The tests. What a system cannot do (`lose`, `alter`, ...) raises NotImplementedError and is skipped.
+
+    Example:
+        >>> from weir import generator
+        >>> from weir.testing import SourceContract, SourceSystem
+        >>> class Counter(SourceSystem):
+        ...     number = "seq"
+        ...     rows = 0
+        ...     def append(self, count):
+        ...         self.rows += count
+        ...     @property
+        ...     def source(self):
+        ...         return generator(end=self.rows)
+        >>> class TestCounter(SourceContract):
+        ...     pass  # in a file of tests it has a fixture `system`
+        >>> TestCounter().test_limits_are_kept(Counter())
+    """
 
     def test_all_rows_come_once_however_limits_cut(self, system: SourceSystem) -> None:
         system.append(9)

@@ -39,6 +39,18 @@ class StageRun:
     Attributes:
         stage: The stage.
         close: Removes its files. They go with the run, too.
+
+    Example:
+        >>> from datetime import datetime
+        >>> from weir import agg, files, testing, window
+        >>> readings = files("{landing}/*.parquet", event_time="at")
+        >>> run = testing.run(window("hourly", readings, key="device", on="at", every="1h", readings=agg.count()))
+        >>> len(run.epoch([{"device": "a", "at": datetime(2026, 1, 1, 9, 5)}]))
+        0
+        >>> run.watermark.hour, run.open_windows["readings"].to_list()
+        (9, [1])
+        >>> run.epoch(drain=True)["readings"].to_list()
+        [1]
     """
 
     def __init__(self, epochs: Epochs, stage: Stage, state: Mapping[Any, State], alone: bool = True) -> None:
@@ -63,16 +75,17 @@ class StageRun:
         watermark: datetime | None = None,
         table: Rows | None = None,
     ) -> pl.DataFrame:
-        """Run one epoch over `rows`, possibly none, and return what the stage hands out.
+        """Run one epoch and return the rows that the stage hands out.
 
         Args:
-            now: Processing time, by default a minute after the previous epoch's.
+            rows: The input's rows, possibly none.
+            now: Processing time; by default a minute after the previous epoch's.
             drain: Close every window.
-            watermark: The stage's watermark from this epoch on, by default the newest event time less the lateness.
-            table: Of a lookup, all rows of its table from this epoch on.
+            watermark: The stage's watermark from this epoch on; by default the newest event time less the lateness.
+            table: For a lookup, all rows of its table from this epoch on.
 
         Raises:
-            WeirError: The typed error of an epoch that is declined.
+            WeirError: The epoch is declined. The error's class says why.
         """
         if not self._alone:
             raise PipelineError(
@@ -85,7 +98,7 @@ class StageRun:
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """Each key's state after the last epoch, as instances of the stage's State class, or of one like its fields."""
+        """The state by key after the last epoch: instances of the State class, or of a class like its fields."""
         if self.stage.closes:
             raise PipelineError(
                 f"{self.stage.uid} has windows, or ranks that become final.", next="They are in `open_windows`."
@@ -104,8 +117,10 @@ class StageRun:
 
     @property
     def open_windows(self) -> pl.DataFrame:
-        """Windows that have not closed: key columns, window_start, window_end and the aggregates so far. Of ranks that
-        are not final: key columns, until, and the rows."""
+        """The windows that have not closed: key columns, window_start, window_end and the aggregates so far.
+
+        For ranks that are not final: key columns, `until`, and the rows.
+        """
         if not self.stage.closes:
             raise PipelineError(f"{self.stage.uid} has no windows.", next="Its state is in `state`.")
         shapes = self._shapes
@@ -120,11 +135,10 @@ class StageRun:
 
     @property
     def late(self) -> pl.DataFrame:
-        """The last epoch's rows that came after their window had closed, or too late to be joined, ranked, or told from
-        duplicates. Also where the stage has no `late=`.
+        """The late rows of the last epoch, also if the stage has no `late=`.
 
         Raises:
-            PipelineError: Rows were late, and have no columns in which they could be shown.
+            PipelineError: Rows were late, and there are no columns in which they could be shown.
         """
         shapes, were_late = self._shapes, sum(ack.rows_late for ack in self.acks)
         late = self.rows(LATE) if shapes is not None and LATE in shapes.outputs else pl.DataFrame()
@@ -145,7 +159,7 @@ class StageRun:
 
     @property
     def watermark(self) -> datetime | None:
-        """Event time after the last epoch, by which the next one's rows are late or not."""
+        """The event time after the last epoch, which decides whether rows of the next one are late."""
         watermark = self.epochs.progress[self.stage.uid].watermark
         return None if watermark is None else from_micros(watermark)
 
@@ -159,7 +173,10 @@ class StageRun:
         """Return the rows that the last epoch has handed out.
 
         Args:
-            output: "main", "late", or one that the stage declares.
+            output: "main", "late", or the name of an output that the stage declares.
+
+        Raises:
+            PipelineError: The stage has no such output.
         """
         if output not in (*self.stage.returned, LATE):
             raise PipelineError(
@@ -235,6 +252,16 @@ class PipelineRun:
         pipeline: The pipeline.
         stages: Its stages by uid, with state, late rows and acks.
         close: Removes its files. They go with the run, too.
+
+    Example:
+        >>> from weir import Pipeline, agg, aggregate, delta, files, testing
+        >>> source = files("{landing}/*.parquet")
+        >>> totals = aggregate("totals", source, key="carrier", delay=agg.sum("delay"), sink=delta.append("totals"))
+        >>> run = testing.run_pipeline(Pipeline("delays", (totals,)))
+        >>> run.epoch([{"carrier": "AA", "delay": 5}])["totals"].to_dicts()
+        [{'carrier': 'AA', 'delay': 5, 'epoch': 1}]
+        >>> run.states["totals"]["AA"].delay
+        5
     """
 
     def __init__(
@@ -260,11 +287,19 @@ class PipelineRun:
         drain: bool = False,
         tables: Mapping[str, Rows] = MappingProxyType({}),
     ) -> dict[str, pl.DataFrame]:
-        """Run one epoch through all stages and return each table's new rows. If a stage declines it, no stage moves on.
+        """Run one epoch through all stages and return each table's new rows.
+
+        If a stage declines the epoch, no stage moves on.
 
         Args:
-            rows: The source's, or by source name where the pipeline has several.
-            tables: By lookup's uid, all rows of its table from this epoch on.
+            rows: The source's rows, or by source name if the pipeline has several.
+            now: Processing time; by default a minute after the previous epoch's.
+            drain: Close every window.
+            tables: By a lookup's uid, all rows of its table from this epoch on.
+
+        Raises:
+            WeirError: The epoch is declined. The error's class says why.
+            ValueError: The pipeline has no such source.
         """
         self._epochs.put(tables)
         self._epochs.run(self._by_source(rows), now, drain)

@@ -37,7 +37,10 @@ def no_cache(store: ValueStore[Row], schema: StateSchema) -> None:
 
 
 def row_store(backend: Any, schema: StateSchema, where: str, expiry: Expiry | None = None) -> ValueStore[Row]:
-    """Rows of a schema in a backend, as tuples of the fields that an author declared; None for one that has expired."""
+    """Return the store of a schema's rows in a backend.
+
+    Rows are tuples of the fields that an author declared; a row that has expired is None.
+    """
     fields = visible(schema)
 
     def encode(rows: Sequence[Row]) -> list[bytes]:
@@ -52,7 +55,37 @@ def row_store(backend: Any, schema: StateSchema, where: str, expiry: Expiry | No
 
 
 class KeyState:
-    """The `state` that a per-key function gets: all that is kept for the key that it is called for."""
+    """The state of one key, which a per-key function gets.
+
+    `get`, `update` and `clear` are about the typed row. Lists and maps are attributes of their names, and `timers` has
+    the timers.
+
+    Example:
+        >>> from weir import Epoch, KeyState, MapOf, State, files, stage, testing
+        >>> class Customer(State):
+        ...     orders: int = 0
+        ...     spent: MapOf[str, float]
+        >>> @stage(
+        ...     "customers",
+        ...     source=files("{landing}/*.parquet"),
+        ...     key="customer",
+        ...     state=Customer,
+        ...     per_key=True,
+        ...     output={"customer": str, "orders": int},
+        ... )
+        ... def customers(customer: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[dict] | None:
+        ...     total = state.get()
+        ...     total.orders += len(rows)
+        ...     state.update(total)
+        ...     for row in rows:
+        ...         state.spent[row["shop"]] = row["price"]
+        ...     return [{"customer": customer, "orders": total.orders}]
+        >>> run = testing.run(customers)
+        >>> run.epoch([{"customer": "ann", "shop": "food", "price": 3.5}]).to_dicts()
+        [{'customer': 'ann', 'orders': 1}]
+        >>> run.state["ann"]
+        Customer(orders=1, spent={'food': 3.5})
+    """
 
     timers: KeyTimers
 

@@ -109,6 +109,7 @@ def keeps_digits(text: str) -> bool:
     """Return whether a number is the same one if it is read as float64, and written again with as many digits.
 
     Example:
+        >>> from weir.connectors.formats.texts import keeps_digits
         >>> keeps_digits("0.1"), keeps_digits("9007199254740993")
         (True, False)
     """

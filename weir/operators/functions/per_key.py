@@ -37,8 +37,32 @@ class Fired:
     """A timer of a key that is due.
 
     Attributes:
-        at: The moment that it was set for.
-        domain: "event" or "processing".
+        at: The moment that the timer was set for, in UTC.
+        domain: "event" or "processing": the time by which it is due.
+
+    Example:
+        >>> import polars as pl
+        >>> from weir import Epoch, Fired, KeyState, State, files, stage, testing
+        >>> class Order(State):
+        ...     paid: bool = False
+        >>> def remind(order: int, fired: Fired, state: KeyState, epoch: Epoch) -> list[dict] | None:
+        ...     return [{"order": order, "reminder": fired.domain}]
+        >>> @stage(
+        ...     "reminders",
+        ...     source=files("{landing}/*.parquet"),
+        ...     key="order",
+        ...     state=Order,
+        ...     per_key=True,
+        ...     output={"order": int, "reminder": str},
+        ...     on_timer=remind,
+        ... )
+        ... def reminders(order: int, rows: list[dict], state: KeyState, epoch: Epoch) -> list[dict] | None:
+        ...     state.timers.set(after="30s")
+        >>> run = testing.run(reminders)
+        >>> run.epoch([{"order": 7}]).to_dicts()
+        []
+        >>> run.epoch().to_dicts()
+        [{'order': 7, 'reminder': 'processing'}]
     """
 
     at: datetime

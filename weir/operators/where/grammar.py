@@ -86,7 +86,7 @@ def _tokens(sql: str) -> list[_Token]:
 
 
 class Parser:
-    """Spark's grammar by recursive descent; long because each rule is a method, which gives a typed expression.
+    """Spark's grammar by recursive descent. Each rule is a method that returns a typed expression.
 
     Attributes:
         columns: The paths of those that have been named.
