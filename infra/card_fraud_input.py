@@ -13,7 +13,7 @@ _MOMENT = pl.Datetime("us", "UTC")
 
 
 def cards(count: int, seed: int = 1) -> pl.DataFrame:
-    """The table of cards: card, home and limit."""
+    """Return the table of cards: card, home and limit."""
     chance = np.random.default_rng(seed)
     return pl.DataFrame(
         {
@@ -57,7 +57,10 @@ def confirmations(of: pl.DataFrame, seed: int = 1) -> pl.DataFrame:
 
 
 def by_minutes(rows: pl.DataFrame, time: str, minutes: int) -> list[pl.DataFrame]:
-    """Rows as they arrive: those of so many minutes at a time. time: the column that says when."""
+    """Yield rows as they arrive, those of so many minutes at a time.
+
+    time: The column with the time.
+    """
     return rows.with_columns(__part=pl.col(time).dt.truncate(f"{minutes}m")).partition_by(
         "__part", maintain_order=True, include_key=False
     )

@@ -145,7 +145,7 @@ def _land(landing: Path, count: int) -> int:
 
 @contextmanager
 def _dagster(watch: Watch) -> Iterator[Callable[[], None]]:
-    """A daemon for as long as the block lasts; yields a check that raises when something has gone wrong."""
+    """Run a daemon for as long as the block lasts; yields a check that raises when something has gone wrong."""
     dagster_home.prepare()
     os.environ["DAGSTER_HOME"] = str(dagster_home.HOME)
     running = dagster_home.holder()
@@ -353,7 +353,7 @@ def _uploaded(head: Checkpoint) -> str:
 
 
 def _most_delayed(settings: Settings) -> Table:
-    """From the state itself: the newest snapshot, read without Spark."""
+    """Return the most delayed from the state itself: the newest snapshot, read without Spark."""
     state = pl.concat([pl.DataFrame(table) for table in state_reader.scan(pipeline, settings, aircraft_rotation.uid)])
     shown = Table(
         title=f"The three most delayed of {len(state):,} aircraft", title_justify="left", box=None, padding=(0, 2, 0, 0)
@@ -414,7 +414,7 @@ def _short(path: Path) -> str:
 
 
 def _tail(log: Path, lines: int = 15) -> str:
-    """The log's last errors, else its last lines."""
+    """Return the log's last errors, else its last lines."""
     if not log.exists():
         return ""
     text = log.read_text(errors="replace").splitlines()

@@ -49,13 +49,13 @@ out = Console(highlight=False, emoji=False, soft_wrap=True)
 
 
 def land(frame: pl.DataFrame, directory: Path, time: str) -> list[tuple[Path, pl.DataFrame]]:
-    """The files of a stream that are to arrive one after the other."""
+    """Land the files of a stream that are to arrive one after the other."""
     directory.mkdir(parents=True, exist_ok=True)
     return [(directory / f"{n:04}.parquet", part) for n, part in enumerate(by_minutes(frame, time, MINUTES))]
 
 
 def main() -> None:
-    """Runs the demo. Needs no arguments."""
+    """Run the demo. Needs no arguments."""
     started = time.monotonic()
     shutil.rmtree(DEMO, ignore_errors=True)
     table_of_cards = cards(CARDS)

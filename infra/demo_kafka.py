@@ -30,7 +30,7 @@ out = Console(highlight=False, emoji=False, soft_wrap=True)
 
 
 def main() -> None:
-    """Runs the demo. Needs no arguments."""
+    """Run the demo. Needs no arguments."""
     started = time.monotonic()
     shutil.rmtree(DEMO, ignore_errors=True)
     with KafkaBroker(DEMO / "broker", PROJECT / ".weir" / "cache") as broker:

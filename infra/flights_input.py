@@ -60,7 +60,7 @@ _FORMAT = "1"
 
 
 def prepare(days_dir: Path) -> list[Path]:
-    """The daily files `flights-2013-01-01.parquet` ... under `days_dir`, in day order, made if they are not there yet.
+    """Return the daily files `flights-2013-01-01.parquet` ... under `days_dir`, in day order, and make them if absent.
 
     Each holds the rows of one scheduled (local) day of departure as `SCHEMA`, sorted by scheduled, carrier, flight. A
     marker written last tells a finished directory from one whose making was killed; the latter is made again.

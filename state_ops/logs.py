@@ -231,7 +231,7 @@ class _Lines:
         self.name = name
 
     def __getattr__(self, method: str) -> Callable[[str], None]:
-        """Every level's method: they differ in nothing here."""
+        """Return the method of a level: all levels behave alike here."""
         if method.startswith("_"):
             raise AttributeError(method)
         return _write

@@ -64,7 +64,7 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def nulls_of(array: pa.Array) -> np.ndarray | None:
-    """bool[n], true where null; None if nothing is."""
+    """Return bool[n], true where a value is null; None if no value is."""
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 

@@ -163,12 +163,12 @@ def _depth(type: pa.DataType) -> int:
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """`schema` with canonical types, same names and order, no metadata."""
+    """Return `schema` with canonical types, same names and order, no metadata."""
     return pa.schema([(field.name, canonical_type(field.type)) for field in schema])
 
 
 def canonical(table: pa.Table) -> pa.Table:
-    """`table` with canonical types, same names and order, no metadata. Nanoseconds are cut to microseconds."""
+    """Return `table` with canonical types, same names and order, no metadata. Nanoseconds are cut to microseconds."""
     schema = canonical_schema(table.schema)
     if table.schema.equals(schema, check_metadata=True):
         return table

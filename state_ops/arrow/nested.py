@@ -73,8 +73,7 @@ def elements(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 def check_nulls(array: pa.Array, nullable: bool, inside: np.ndarray | None, path: str, refuse: Refusal) -> None:
-    """Calls `refuse` if the array has a null where none may be: anywhere but in a struct that is null itself
-    (`inside`)."""
+    """Call `refuse` if the array has a null anywhere but in a struct that is null itself (`inside`)."""
     nulls = None if nullable else nulls_of(array)
     if nulls is None:
         return

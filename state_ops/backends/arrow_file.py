@@ -72,7 +72,7 @@ def _verify(file: Path) -> None:
 
 
 def _batches(keys: list[bytes], entries: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:
-    """Runs of keys that are bounded by number and, but for single large entries, by bytes."""
+    """Yield runs of keys that are bounded by number and, but for single large entries, by bytes."""
     for at in range(0, len(keys), _BATCH_ENTRIES):
         some = keys[at : at + _BATCH_ENTRIES]
         size = sum(map(len, some)) + sum(len(entries[key]) for key in some)

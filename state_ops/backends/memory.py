@@ -45,7 +45,7 @@ class MemoryBackend:
         return list(map(self._entries.get, keys))
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Raises StateSizeError, with nothing changed, where the state would become larger than its limit."""
+        """Write a batch. Raises StateSizeError, with nothing changed, if the state would exceed its limit."""
         if not puts and not deletes:
             return
         fresh = dict(puts)
@@ -200,7 +200,7 @@ def _size(entries: Mapping[bytes, bytes]) -> int:
 
 
 def _about(entries: Mapping[bytes, bytes]) -> int:
-    """`_size`, from a sample."""
+    """Return about `_size`, from a sample."""
     step = max(1, len(entries) // _SAMPLE)
     return step * sum(len(key) + len(value) for key, value in islice(entries.items(), 0, None, step))
 

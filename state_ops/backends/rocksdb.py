@@ -134,8 +134,10 @@ class RocksDBBackend:
         self.written = True
 
     def _release(self) -> None:
-        """A run was not the last of the epoch: it goes where what follows will go, so that the epoch adds one file, not
-        two. What is in files already stays there."""
+        """Write a run that was not the last of the epoch with what follows, so that the epoch adds one file, not two.
+
+        Data that is in files already stays there.
+        """
         if self._held is not None:
             held, self._held = self._held, None
             self._put(*held)
@@ -330,7 +332,10 @@ class RocksDBBackend:
         self._handles.insert(index, self._db.get_column_family_handle(name))
 
     def close(self) -> None:
-        """Raises TransientError on a full disk, with the database closed: its files must not hold on to the space."""
+        """Close the database.
+
+        Raises TransientError on a full disk, with the database closed: its files must not hold on to the space.
+        """
         opened = [*reversed(self._shards)]  # the default family last
         self._shards, self._handles, self._held, self._run = [], [], None, None
         del self._db
@@ -415,7 +420,7 @@ def _scan_back(path: Path, shard: Rdict, start: bytes, end: bytes) -> Iterator[t
 
 
 def _check_read(path: Path, entries: RdictIter) -> None:
-    """Raises DamageError where an iterator has met what it cannot read."""
+    """Raise DamageError if an iterator has met data that it cannot read."""
     try:
         entries.status()
     except Exception as error:
@@ -462,7 +467,10 @@ def _unreadable(path: Path, action: str, error: Exception) -> DamageError:
 
 
 def _failed(path: Path, action: str, error: Exception) -> WeirError:
-    """A compaction reads the state too, and one that finds damage would find it again in every replay."""
+    """Return the error of a compaction that failed.
+
+    A compaction reads the state too. If it finds damage, it would find it again in every replay.
+    """
     if str(error).startswith("Corruption"):
         return _unreadable(path, "read its state", error)
     return TransientError(f"RocksDB could not {action}: {error}", where=str(path))

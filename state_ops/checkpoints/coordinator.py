@@ -264,8 +264,10 @@ class Coordinator:
         self._count_failure(now)
 
     def begin_positions(self) -> CheckpointId:
-        """The only pending epoch waits for a checkpoint of positions alone, which it will continue; returns its
-        id."""
+        """Begin a checkpoint of positions alone, for which the only pending epoch waits, and return its id.
+
+        The epoch continues that checkpoint.
+        """
         (only,) = self._pending
         only.committing = True
         return CheckpointId(only.id - 1)

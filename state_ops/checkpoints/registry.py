@@ -339,7 +339,7 @@ class Registry:
         return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
 
     def orphan_listings(self, *, as_owner: bool = False) -> list[OrphanListing]:
-        """Listings whose checkpoint has no row.
+        """Return the listings whose checkpoint has no row.
 
         A prune or a commit was cut off, or a running restore still reads them.
         """

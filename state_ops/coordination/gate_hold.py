@@ -88,7 +88,7 @@ class GateHold:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GateHold:
-        """From what `to_dict` gave, in this release or another: what is unknown is left out."""
+        """Return the hold that `to_dict` gave, in this release or another. Unknown entries are left out."""
         fields = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         files = {source: tuple(names) for source, names in fields.pop("files", {}).items()}
         return cls(**{**fields, "verdicts": tuple(fields.get("verdicts", ()))}, files=files)

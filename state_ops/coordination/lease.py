@@ -198,8 +198,10 @@ def _is_failure(item: Any) -> bool:
 
 
 def alive(lease: Lease | None) -> bool | None:
-    """True, False, or None when only watching the counter can tell (the coordinator runs on another host, or in a
-    container)."""
+    """Return whether the coordinator lives; None if only watching the counter can tell.
+
+    That is so if the coordinator runs on another host, or in a container.
+    """
     if lease is None or lease.stopped:
         return False
     return process_lives(lease.host, lease.pid, lease.born, lease.pids)

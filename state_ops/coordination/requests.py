@@ -68,7 +68,10 @@ def pending(storage: Storage) -> list[Request]:
 
 
 def _request(raw: bytes) -> Request:
-    """One with an option of a newer release is of a kind that nobody here knows: half of what it asks may be harm."""
+    """Return a request; one with an option of a newer release becomes one of an unknown kind.
+
+    To do half of what it asks may be harm.
+    """
     try:
         request = record(Request, raw)
     except ValueError as error:

@@ -542,7 +542,7 @@ def _raced(path: str) -> FencedError:
 
 
 def _unreadable(where: str, error: Exception) -> Exception:
-    """A missing file is damage; whatever else Delta says is passed on."""
+    """Return the error for a table that cannot be read: damage for a missing file, else what Delta says."""
     if isinstance(error, FileNotFoundError) or "not found" in str(error).lower():
         return DamageError(
             "A file of the registry is missing from storage.",

@@ -184,8 +184,10 @@ def superfluous(
 
 
 def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[StoredFile]) -> Iterator[Finding]:
-    """Files in a table's directory that its newest version does not have: its log's business if that ever mentioned
-    them."""
+    """Return the files in a table's directory that its newest version does not have.
+
+    Files that the log has ever mentioned are the log's business.
+    """
     if table.problem is not None or not seen.readable:
         return
     candidates = [file.path for file in files if file.path not in table.files]
@@ -214,8 +216,10 @@ def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[Stor
 
 
 def unnamed_registry_files(storage: Storage, seen: Survey, stored: Mapping[str, int]) -> Iterator[Finding]:
-    """Data files in the registry's directories that its tables do not name. A living coordinator may be about to commit
-    them."""
+    """Return data files in the registry's directories that its tables do not name.
+
+    A living coordinator may be about to commit them.
+    """
     for path in TABLES:
         try:
             handle = (

@@ -116,8 +116,11 @@ def _read(storage: Storage, seen: Survey, call: Callable[[], T]) -> T | None:
 
 
 def _set_back(storage: Storage, app_id: str) -> list[Finding]:
-    """The tables are claimed in their order, so none can be of an older generation than one after it; read in
-    reverse."""
+    """Return the tables that were set back.
+
+    Tables are claimed in their order, so none can be of an older generation than one after it. They are read in
+    reverse.
+    """
     claims: list[tuple[str, int]] = []
     for path in reversed(TABLES):
         try:
@@ -322,8 +325,10 @@ def _name(seen: Survey, row: Checkpoint, listing: tuple[StateFile, ...]) -> None
 
 
 def _orphan_listings(storage: Storage, seen: Survey, orphan_listings: list[OrphanListing]) -> None:
-    """Listings and publications without a row. While a coordinator lives it may be about to commit, or to prune,
-    them."""
+    """Return listings and publications without a row.
+
+    A living coordinator may be about to commit them, or to prune them.
+    """
     watcher = Watcher()
     holds = _read(storage, seen, lambda: watcher.live(storage)) or {}
     held = HeldCommits(holds)

@@ -134,7 +134,7 @@ class KeyedState(ValueState):
 
 
 def check_names(collections: Sequence[Collection], keys: Sequence[str], where: str) -> None:
-    """PipelineError for a list or map whose name is taken by the handle, or whose columns are key columns."""
+    """Raise PipelineError for a list or map whose name is taken by the handle, or whose columns are key columns."""
     for declared in collections:
         if declared.name in _TAKEN:
             raise PipelineError(

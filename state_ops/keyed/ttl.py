@@ -113,7 +113,7 @@ class Expiry:
     before: Forgotten | None = None
 
     def alive(self, touched: pl.Series) -> np.ndarray:
-        """bool[n] of stamps: which of these entries live."""
+        """Return bool[n] of stamps: the entries that live."""
         forgotten = forgotten_after(self.before, self.ttl, self.now) or Forgotten()
         if forgotten.upto is None:
             return np.ones(len(touched), bool)
@@ -121,7 +121,7 @@ class Expiry:
         return np.asarray(touched.fill_null(unstamped).to_numpy() > forgotten.upto)
 
     def touched_by_reading(self, touched: pl.Series) -> np.ndarray:
-        """bool[n] of the stamps of entries that the author has read: which of them get a new stamp for that."""
+        """Return bool[n] of the stamps of entries that the author has read: those that get a new stamp for that."""
         if self.ttl is None or not self.ttl.on_read:
             return np.zeros(len(touched), bool)
         return np.asarray(touched.ne_missing(self.now).to_numpy())

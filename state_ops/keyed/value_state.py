@@ -258,7 +258,7 @@ def no_field(name: str, fields: Sequence[str] | dict[str, Any], where: str) -> S
 def check_foldable(
     aggregates: dict[str, Agg], nullable: dict[str, bool], frame: pl.DataFrame, method: str, where: str
 ) -> None:
-    """StageError unless these aggregates of the frame can be kept in fields of these names."""
+    """Raise StageError unless these aggregates of the frame can be kept in fields of these names."""
     for name, agg in aggregates.items():
         if name not in nullable:
             raise no_field(name, nullable, where)

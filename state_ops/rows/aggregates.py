@@ -154,7 +154,7 @@ class Agg:
         return f"{name} = {self} does not keep what would be left without a row"
 
     def check(self, name: str, schema: pa.Schema, where: str) -> None:
-        """PipelineError unless the columns exist and can be aggregated so."""
+        """Raise PipelineError unless the columns exist and can be aggregated so."""
         for column in self.columns:
             if column not in schema.names:
                 by = f" by {', '.join(self.order_by)}" if self.order_by else ""
@@ -237,8 +237,11 @@ class Agg:
     # -- partials: expressions over one key's rows of a batch, one for each of `parts`
 
     def partial(self, name: str, rows: Mapping[str, pl.DataType]) -> list[pl.Expr]:
-        """From the rows themselves, whose schema is given. Sums of integers are 128 bits wide: what does not fit into
-        state is seen when it is stored, instead of wrapping around in silence."""
+        """Return the partials over rows, whose schema is given.
+
+        Sums of integers are 128 bits wide: a sum that does not fit into state is seen when it is stored, instead of
+        wrapping around in silence.
+        """
         if self.kind == "count":
             number = pl.len() if self.column is None else pl.col(self.column).count()
             return [number.cast(pl.Int64).alias(name)]
@@ -265,7 +268,7 @@ class Agg:
         return [getattr(column, self.kind)().alias(name)]
 
     def combine(self, name: str) -> list[pl.Expr]:
-        """From earlier partials. First and last need their order."""
+        """Return the partials over earlier partials. First and last need their order."""
         if self.kind in _OF_VALUES and not self.summed:
             values = pl.col(name).explode().drop_nulls()
             values = values if self.kind == QUANTILE else values.unique()

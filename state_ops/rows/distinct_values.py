@@ -92,7 +92,8 @@ class DistinctValues:
         return len(self._stores) + len(self._sketches)
 
     def counted(self, partials: pl.DataFrame, *, look: bool = True, keep: bool = True) -> pl.DataFrame:
-        """Partials with the number of values that are new to their keys in place of the values, or with their sketch.
+        """Return partials with the number of values that are new to their keys, or with their sketch, in place of the
+        values.
 
         Args:
             partials: One row a key, or a key and window.

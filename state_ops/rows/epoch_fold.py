@@ -109,5 +109,5 @@ class EpochFold:
 
 
 def everything(keys: pl.DataFrame, _: pl.DataFrame) -> np.ndarray:
-    """All keys are kept."""
+    """Keep all keys."""
     return np.ones(len(keys), bool)

@@ -34,13 +34,13 @@ class HashedTable:
 
     @classmethod
     def of(cls, hashes: np.ndarray, rows: pl.DataFrame, keys: Sequence[str]) -> HashedTable:
-        """From rows with distinct keys, in any order. Raises CollisionError."""
+        """Make a table of rows with distinct keys, in any order. Raises CollisionError."""
         order = np.argsort(hashes)
         return cls.sorted(hashes[order], rows[order], keys)
 
     @classmethod
     def sorted(cls, hashes: np.ndarray, rows: pl.DataFrame, keys: Sequence[str]) -> HashedTable:
-        """From rows with distinct keys, in the order of their hashes. Raises CollisionError."""
+        """Make a table of rows with distinct keys, in the order of their hashes. Raises CollisionError."""
         if (hashes[1:] == hashes[:-1]).any():
             raise CollisionError
         return cls(hashes, rows, tuple(keys))
@@ -53,8 +53,10 @@ class HashedTable:
         return len(self.hashes)
 
     def find(self, hashes: np.ndarray, keys: pl.DataFrame) -> np.ndarray:
-        """int64[m]: the row of each of m keys, -1 where there is none. Fastest in order of the hashes. Raises
-        CollisionError."""
+        """Return int64[m], the row of each of m keys; -1: there is none.
+
+        It is fastest in order of the hashes. Raises CollisionError.
+        """
         if not len(self):
             return np.full(len(hashes), -1, np.int64)
         at = np.minimum(np.searchsorted(self.hashes, hashes), len(self) - 1)

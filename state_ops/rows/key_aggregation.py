@@ -86,8 +86,11 @@ class Partials:
 
 
 def parts(gathered: pl.DataFrame, by: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
-    """Partials in parts that go to state one after the other: on their way there they take several times as much
-    memory. With columns `by`, each part has higher ones than the part before."""
+    """Yield partials in parts, which go to state one after the other.
+
+    On their way there they take several times as much memory. With columns `by`, each part has higher ones than the
+    part before.
+    """
     number = gathered.estimated_size() // _PART_BYTES + 1
     size = max(1, math.ceil(len(gathered) / number))
     if number == 1 or not by:
@@ -166,7 +169,7 @@ def combined(aggregates: Aggregates, parts: Sequence[pl.DataFrame], by: Sequence
 
 
 def recombined(aggregates: Aggregates, parts: pl.DataFrame, by: Sequence[str], where: str) -> pl.DataFrame:
-    """Partials by other columns, or several by the same, as one row for each value of `by`."""
+    """Return partials by other columns, or several by the same, as one row for each value of `by`."""
     exprs = [expr for name, agg in aggregates for expr in agg.combine(name)]
     sums = {name: name for name, agg in aggregates if agg.kind == "sum"}
     rankings = {rank_of(name): agg.rank_columns(name)[1] for name, agg in aggregates}
@@ -237,7 +240,10 @@ def _reduced(
     rankings: dict[str, list[str]],
     where: str,
 ) -> pl.DataFrame:
-    """sums: by aggregate, the column that it adds. rankings: by column to add, the columns that rows are ranked by."""
+    """Return one row for each value of `by`.
+
+    sums: By aggregate, the column that it adds. rankings: By column to add, the columns that rows are ranked by.
+    """
     rows = rows.with_columns(_all_ranks(rows, {column: ranking for column, ranking in rankings.items() if ranking}))
     # Polars adds decimals modulo 2**128. A float sum beside it tells how large the true sum is.
     decimals = {name: column for name, column in sums.items() if isinstance(rows.schema[column], pl.Decimal)}
@@ -273,8 +279,10 @@ def _all_ranks(rows: pl.DataFrame, rankings: Mapping[str, Sequence[str]]) -> lis
 
 
 def _places(rows: pl.DataFrame) -> tuple[pl.DataFrame, bool]:
-    """Each row's place in the order of all columns, null where one of them is null, in a column `place`; equal rows
-    share theirs. And whether no rows are equal."""
+    """Return each row's place in the order of all columns, in a column `place`, and whether no rows are equal.
+
+    A place is null if one of the columns is null. Equal rows share theirs.
+    """
     order = rows.select(pl.arg_sort_by(rows.columns)).to_series()
     ascending = rows[order]
     differs = ascending.head(-1).select(

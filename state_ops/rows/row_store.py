@@ -237,8 +237,7 @@ class Rows:
         return _Asked(keys, order, hashes[order], typed[order])
 
     def _lookup(self, asked: _Asked) -> tuple[pl.DataFrame, np.ndarray]:
-        """Rows of fields, and whether they are there, the defaults among them; and int64[n], which of them is each
-        key's."""
+        """Return rows of fields, the defaults among them, whether each is there, and int64[n], the row of each key."""
         hashes, keys = asked.hashes, asked.typed
         at = np.full(len(keys), -1, np.int64)  # of each key, its row in all parts
         missing = np.arange(len(keys))
@@ -317,7 +316,10 @@ class Rows:
         present: np.ndarray,
         puts: Callable[[list[bytes], list[bytes]], Sequence[tuple[bytes, bytes]]],
     ) -> None:
-        """puts: of ascending keys and their values, what the backend is given."""
+        """Write entries to the backend.
+
+        puts: Ascending keys and their values.
+        """
         order, keys = key_order.ascending(self._arrays(rows), _groups(rows), self._state_id)
         parts = _entries(rows, present, order, keys, self._schema)
         beside, stale = self._beside(rows.filter(present))
@@ -354,8 +356,10 @@ class Rows:
 def _entries(
     rows: pl.DataFrame, present: np.ndarray, order: np.ndarray, keys: list[bytes], schema: StateSchema
 ) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:
-    """Some rows at a time: keys and values of those that are there, and the keys of the others. keys: in this
-    order."""
+    """Yield some rows at a time: keys and values of those that are there, and the keys of the others.
+
+    keys: The keys, in this order.
+    """
     parts = int(rows.estimated_size()) // _WRITE_BYTES + 1
     step = -(-len(keys) // parts)
     for at in range(0, len(keys), step):

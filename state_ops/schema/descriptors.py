@@ -109,13 +109,13 @@ class Collection:
 
     @classmethod
     def from_json(cls, name: str, raw: Mapping[str, Any]) -> Collection:
-        """From a checkpoint's record, which does not say what an element is in Python."""
+        """Return the collection of a checkpoint's record, which does not tell what an element is in Python."""
         key = type_named(raw["key"]) if raw["key"] else None
         return cls(name, raw["kind"], key, evolution.from_record(raw["schemas"]), None)
 
 
 def marked(hint: Any) -> str | None:
-    """ "list" or "map" for an annotation made by ListOf or MapOf, else None."""
+    """Return "list" or "map" for an annotation made by ListOf or MapOf, else None."""
     extras: tuple[Any, ...] = getattr(hint, "__metadata__", ())
     return extras[-1] if len(extras) == 2 and extras[0] == "weir" else None
 
@@ -136,8 +136,10 @@ def collection(name: str, kind: str, key: pa.DataType | None, element: StateSche
 
 
 def checked(collections: tuple[Collection, ...], fields: tuple[str, ...]) -> tuple[Collection, ...]:
-    """PipelineError for a name that is a field's too, or for two names with one tag, which would share their
-    entries."""
+    """Raise PipelineError for a name that is a field's too, or for two names with one tag.
+
+    They would share their entries.
+    """
     by_tag: dict[int, str] = {}
     for declared in collections:
         if declared.name in fields:

@@ -132,7 +132,7 @@ def _widens(a: pa.DataType, b: pa.DataType) -> bool:
 def _matched(
     a: pa.DataType, b: pa.DataType, declared: _Parts, at: tuple[str, ...]
 ) -> Iterable[tuple[pa.Field, list[pa.Field]]]:
-    """Every part of the new type, with the parts of the old one that it may have been; none where it is new."""
+    """Yield every part of the new type, with the parts of the old one that it may have been; none if it is new."""
     if not pa.types.is_struct(b):
         return [(part, [source]) for part, source in zip(parts(b), parts(a), strict=True)]
     old, names = {part.name: part for part in a}, set(b.names)
@@ -314,7 +314,7 @@ def from_record(record: Sequence[Mapping[str, Any]]) -> StateSchema:
 
 
 def successor(was: StateSchema, new: StateSchema) -> StateSchema:
-    """`new`, reading also the rows that `was`, which is on record, reads."""
+    """Return `new`, which also reads the rows that `was`, the schema on record, reads."""
     return new.reading(was.older if was == new else (*was.older, was))
 
 

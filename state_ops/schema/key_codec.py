@@ -58,7 +58,10 @@ _END, _ESCAPE = b"\0", b"\xff"  # of texts: two of the first end one, and a 0x00
 
 
 def check_key_type(name: str, type: pa.DataType, where: str | None = None) -> None:
-    """Raises PipelineError, naming the column, if it cannot be a key. where: whose key it is."""
+    """Raise PipelineError, naming the column, if it cannot be a key.
+
+    where: The owner of the key.
+    """
     if type not in _KEY_TYPES and not (pa.types.is_decimal128(type) and type.scale >= 0):
         raise PipelineError(
             f"The column {name!r} is {type}, which cannot be a key.",
@@ -89,13 +92,13 @@ def stored_key(type: pa.DataType) -> pa.DataType:
 
 
 def encode_floats(values: np.ndarray) -> np.ndarray:
-    """int64[n] in the order of float64[n]: -0.0 is 0.0, and all NaN are one above all else."""
+    """Return int64[n] in the order of float64[n]: -0.0 is 0.0, and all NaN are one above all else."""
     values = np.where(np.isnan(values), np.nan, values + 0.0)  # -0.0 + 0.0 is 0.0
     return _turned(values.view(np.int64))
 
 
 def decode_floats(encoded: np.ndarray) -> np.ndarray:
-    """float64[n] that `encode_floats` has encoded."""
+    """Return the float64[n] that `encode_floats` has encoded."""
     return _turned(encoded.astype(np.int64)).view(np.float64)
 
 

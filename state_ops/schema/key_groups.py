@@ -33,7 +33,7 @@ _Groups = TypeVar("_Groups", int, np.ndarray)
 
 
 def key_groups(columns: Sequence[pa.Array | pa.ChunkedArray], max_parallelism: int) -> np.ndarray:
-    """uint16[n]: pmod(xxhash64(c1, c2, ...), max_parallelism) of n rows, as Spark computes it.
+    """Return uint16[n]: pmod(xxhash64(c1, c2, ...), max_parallelism) of n rows, as Spark computes it.
 
     Args:
         columns: The key's columns in order, with the types of `check_key_type` (int and bigint hash differently, so
@@ -47,7 +47,10 @@ def key_groups(columns: Sequence[pa.Array | pa.ChunkedArray], max_parallelism: i
 
 
 def xxhash64(columns: Sequence[pa.Array | pa.ChunkedArray]) -> np.ndarray:
-    """uint64[n]: Spark's xxhash64 of n rows; each column is hashed with the hash of those before it as its seed."""
+    """Return uint64[n]: Spark's xxhash64 of n rows.
+
+    Each column is hashed with the hash of those before it as its seed.
+    """
     if not columns:
         raise ValueError("a key has at least one column")
     hashes = np.full(len(columns[0]), SPARK_SEED, np.uint64)
@@ -85,7 +88,7 @@ def subtask_of(group: _Groups, parallelism: int, max_parallelism: int) -> _Group
 
 
 def check_parallelism(parallelism: int, max_parallelism: int) -> None:
-    """Raises ConfigurationError unless 1 <= parallelism <= max_parallelism <= 32768."""
+    """Raise ConfigurationError unless 1 <= parallelism <= max_parallelism <= 32768."""
     if not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise ConfigurationError(
             f"max_parallelism is {max_parallelism}, but must be 1 to {MAX_PARALLELISM}.",
@@ -102,7 +105,7 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
 
 
 def _hash(array: pa.Array, seed: np.ndarray) -> np.ndarray:
-    """uint64[n] from an array without nulls and one seed per row, by the rules of Spark's XxHash64Function."""
+    """Return uint64[n] from an array without nulls and one seed per row, by the rules of Spark's XxHash64Function."""
     if is_variable(array.type):
         return _hash_bytes(*variable_values(array), seed)
     values = fixed_values(array)
@@ -116,7 +119,7 @@ def _hash(array: pa.Array, seed: np.ndarray) -> np.ndarray:
 
 
 def _hash_bytes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seed: np.ndarray) -> np.ndarray:
-    """uint64[n] of the byte strings data[starts[i] : starts[i] + lengths[i]]."""
+    """Return uint64[n] of the byte strings data[starts[i] : starts[i] + lengths[i]]."""
     hashes = seed + _P5
     rows = _rows((lengths >= 32) & (lengths <= _LONG_TEXT))
     if rows is not None:

@@ -156,7 +156,7 @@ def widened(left: pa.Table, right: pa.Table) -> pa.Table:
 
 
 def typed(table: pa.Table, fields: Sequence[Field]) -> pa.Table:
-    """Some columns in their fields' types: on the way through frames a map becomes a list."""
+    """Return columns in their fields' types: on the way through frames a map becomes a list."""
     types = pa.schema([(field.name, without_nullability(field.type)) for field in fields])
     return table.select(types.names).cast(types)
 

@@ -321,7 +321,7 @@ def _decode_joined(schema: StateSchema, joined: np.ndarray, starts: np.ndarray, 
 
 
 def _bits(bitmap: np.ndarray) -> np.ndarray | None:
-    """bool[n, slots and padding]; None where no bit is set, as in most states."""
+    """Return bool[n, slots and padding]; None if no bit is set, as in most states."""
     return np.unpackbits(bitmap, axis=1, bitorder="little").view(bool) if bitmap.any() else None
 
 

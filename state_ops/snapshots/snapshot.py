@@ -528,8 +528,9 @@ def _plain(
 def begin(
     attempt: Attempt, forked: WorkingCopy, frozen: Frozen, is_immutable: Callable[[str], bool] = is_table
 ) -> LocalSnapshot:
-    """Replaces `take` and `prepare` where files are written asynchronously: a thread writes them, and whoever needs
-    them waits (`async_writer.settle`).
+    """Begin a snapshot, instead of `take` and `prepare`, whose files are written asynchronously.
+
+    A thread writes them, and a caller that needs them waits (`async_writer.settle`).
 
     Raises:
         PipelineError: Some files would be linked without being read, but nobody has their digests yet.

@@ -141,7 +141,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def arrow_filesystem(s3: S3Options) -> pafs.S3FileSystem:
-    """pyarrow's S3, with which sources are listed and their footers read."""
+    """Return pyarrow's S3, with which sources are listed and their footers read."""
     keys = credentials(s3)
     secrets = {"access_key": keys.key, "secret_key": keys.secret, "session_token": keys.token} if keys else {}
     scheme, _, host = (s3.endpoint or "").rpartition("://")

@@ -378,7 +378,7 @@ class Storage:
             return None
 
     def read_part(self, path: str, start: int, length: int) -> bytes:
-        """`length` bytes of `path` from the byte `start` on, fewer where it ends before; raises FileNotFoundError."""
+        """Return `length` bytes of `path` from the byte `start` on, fewer at its end. Raises FileNotFoundError."""
         store, place = self._there(path)
         return self._retried(path, lambda: store.part(place, start, length))
 

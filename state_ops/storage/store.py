@@ -58,8 +58,10 @@ class Store(Protocol):
         FileNotFoundError."""
 
     def part(self, path: str, start: int, length: int) -> bytes:
-        """`length` bytes from the byte `start` on, fewer where the object ends before. Raises FileNotFoundError, and
-        OSError where it may end before `start`."""
+        """Return `length` bytes from the byte `start` on, fewer at the object's end.
+
+        Raises FileNotFoundError, and OSError if the object may end before `start`.
+        """
 
     def size(self, path: str) -> int | None:
         """Size in bytes, None if there is no such object."""

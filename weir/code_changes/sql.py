@@ -146,7 +146,10 @@ def taken_back(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
 
 
 def _begun_before(stage: Stage, head: Checkpoint, before: set[str], now: Sequence[Path]) -> Iterator[Finding]:
-    """Changes that have begun before a stage reads them: it would take back rows that never came."""
+    """Return the findings about changes that began before a stage reads them.
+
+    It would take back rows that never came.
+    """
     begun = next((path.origin for path in now if path.changes and path.origin not in before and path.begun(head)), None)
     if begun is not None:
         what = f"it would read the changes of {begun} from the middle, and take back rows that never came to it"

@@ -76,7 +76,10 @@ def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
 
 
 def _outputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
-    """Outputs of stages that came and went. What sinks have of one stays; who reads one is told like any stage."""
+    """Return the findings about outputs of stages that came and went.
+
+    Rows in sinks of such an output stay. A reader of it is treated like a reader of any stage.
+    """
     for stage in pipeline.stages:
         if stage.uid not in head.operators:
             continue
@@ -154,7 +157,9 @@ _EARLIER_STAY = "; what was made of earlier rows stays as it is"
 
 
 def _sql_findings(uid: str, of: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Finding]:
-    """Rows that SQL chooses or makes otherwise: the columns that state and tables have do not tell it.
+    """Return the findings about rows that SQL now chooses or makes differently.
+
+    The columns of state and tables do not show such a change.
 
     Args:
         of: Which input, for people.

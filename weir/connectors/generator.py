@@ -233,7 +233,10 @@ class _Generator:
         return np.clip(places.astype(np.int64) - 1, 0, self._source.keys - 1)
 
     def _hash(self, numbers: np.ndarray, column: int) -> np.ndarray:
-        """64 random bits for each row, by column: SplitMix64's output function, of the row's number as the counter."""
+        """Return 64 random bits for each row, by column.
+
+        They are SplitMix64's output function of the row's number as the counter.
+        """
         offset = xxhash.xxh64_intdigest(f"{self._source.seed}-{column}".encode())
         bits = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(offset)
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -242,7 +245,7 @@ class _Generator:
 
 
 def _fractions(bits: np.ndarray) -> np.ndarray:
-    """From 0 to below 1."""
+    """Return fractions from 0 to below 1."""
     return (bits >> np.uint64(11)) * 2.0**-53
 
 

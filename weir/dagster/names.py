@@ -221,8 +221,11 @@ class Runs:
         return job_name(self.pipeline), restore_job_name(self.pipeline)
 
     def _filters(self, statuses: Sequence[DagsterRunStatus] = ()) -> Iterator[dg.RunsFilter]:
-        """Filters that find such runs without a look at all others. The last three find runs without the place of a
-        storage in their tags, among those of pipelines of the same name."""
+        """Return filters that find such runs without a look at all others.
+
+        The last three find runs without the place of a storage in their tags, among those of pipelines of the same
+        name.
+        """
         yield dg.RunsFilter(statuses=statuses, tags={self.place.tag: self.pipeline.name})
         yield dg.RunsFilter(statuses=statuses, tags=self.place.tags)
         for tag in (COORDINATES, _ONCE[COORDINATES]):

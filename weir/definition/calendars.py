@@ -47,7 +47,7 @@ class Calendar:
         return f"{every}{f' shifted by {shift}' if self.shift else ''} in {self.zone}"
 
     def bounds(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64[n] twice: when the window of each moment begins, and when it ends, in microseconds since 1970 UTC.
+        """Return int64[n] twice: the beginning and the end of each moment's window, in microseconds since 1970 UTC.
 
         The first window may begin before the year 1, and the last one end after 9999.
 
@@ -69,7 +69,7 @@ class Calendar:
 
 @functools.lru_cache(maxsize=4096)
 def _starts(calendar: Calendar, width: int, block: int) -> np.ndarray:
-    """int64[n], the starts of the windows that have a part in a block of time, and that of the window after it."""
+    """Return int64[n], the starts of the windows that overlap a block of time, and that of the window after it."""
     first, last = block * width, (block + 1) * width - 1
     zone = ZoneInfo(calendar.zone)
     if 0 < calendar.step < DAY and (offset := _steady_offset(zone, first - DAY, last + DAY)) is not None:
@@ -83,7 +83,10 @@ def _starts(calendar: Calendar, width: int, block: int) -> np.ndarray:
 
 
 def _steady_offset(zone: ZoneInfo, first: int, last: int) -> int | None:
-    """By how much the zone's clock differs from UTC throughout a few days. No zone changes it twice in these."""
+    """Return the offset of the zone's clock from UTC throughout a few days.
+
+    No zone changes it twice in these.
+    """
     if first < FIRST_MICRO + DAY or last > LAST_MICRO - DAY:
         return None
     offset = _offset_at(zone, first)

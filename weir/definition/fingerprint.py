@@ -236,7 +236,7 @@ class _Walk:
                 self.add(value)
 
     def _object(self, value: Any) -> None:
-        """An object, by what pickle would use to rebuild it elsewhere."""
+        """Hash an object by the parts from which pickle would rebuild it."""
         reduced = value.__reduce_ex__(4)
         if isinstance(reduced, str):
             self.write(reduced)

@@ -65,7 +65,7 @@ def _has(sql: str, name: str) -> bool:
 
 
 def made_of(columns: Sequence[str], given: Sequence[str]) -> dict[str, list[str]]:
-    """By column that a stage sees, the columns of its input that it is made of.
+    """Return by column that a stage sees the columns of its input that it is made of.
 
     Args:
         given: The columns of its input.

@@ -318,7 +318,7 @@ class Pipeline:
 
 
 def _parts(pipeline: str, field: str, given: Any, kind: type[Any]) -> tuple[Any, ...]:
-    """One part of a pipeline, or several, as a tuple."""
+    """Return one part of a pipeline, or several, as a tuple."""
     parts = (given,) if isinstance(given, kind) or not isinstance(given, Iterable) else tuple(given)
     for part in parts:
         if not isinstance(part, kind):

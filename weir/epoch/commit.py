@@ -36,7 +36,7 @@ def commit(context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint, fi
 
 
 def _settle(context: RunContext, checkpoint: Checkpoint, error: Exception) -> None:
-    """After a commit of unknown outcome: return if it landed, raise if it cannot land any more."""
+    """Settle a commit of unknown outcome: return if it landed, raise if it cannot land any more."""
     try:
         claimed = context.registry.take_over(after=context.generation)
         landed = context.registry.holds(checkpoint)

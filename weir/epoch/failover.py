@@ -92,8 +92,11 @@ class Failover:
         self.renew()
 
     def finish_failed(self, epoch: InFlightEpoch, error: BaseException) -> None:
-        """Publishing or pruning has failed: the epoch stands, as the next one does if its commit has landed or is about
-        to, and the next run publishes both. Others fall, except an earlier one, which goes on to its end."""
+        """Handle an epoch whose publishing or pruning has failed.
+
+        The epoch stands. So does the next one, if its commit has landed or is about to; the next run publishes both.
+        Others fall, except an earlier one, which goes on to its end.
+        """
         epochs = self._epochs
         ending = [
             other for other in epochs.epochs if other.published is not None and other.pending.id < epoch.pending.id

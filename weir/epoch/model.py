@@ -358,7 +358,7 @@ class InFlightEpoch:
         return {name: schema_to_json(schema) for name, schema in self.source_offsets.expected.items()}
 
     def times(self, ms: Mapping[str, float], error: BaseException | None = None) -> EpochTimes:
-        """When everything of it happened, at its end.
+        """Return the times of an epoch's steps, at its end.
 
         Args:
             ms: Its milliseconds by phase.

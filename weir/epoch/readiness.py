@@ -46,7 +46,10 @@ def may_begin(epochs: EpochsInFlight, epoch: InFlightEpoch, step: Step, stage: S
 
 
 def id_is_noted(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """The next run must not use an id again of which something may lie in storage."""
+    """Require that the epoch's id is noted.
+
+    The next run must not use an id again if something may lie in storage under it.
+    """
     return epoch.noted
 
 
@@ -56,7 +59,10 @@ def positions_come_first(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
 
 
 def is_behind_positions(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """At most once: no stage gets to see rows that the next run could read again."""
+    """Require that the positions are committed, if rows are delivered at most once.
+
+    No stage may see rows that the next run could read again.
+    """
     return epoch.positioned or not epoch.positions_first
 
 
@@ -74,12 +80,15 @@ def epoch_before_is_stored(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool
 
 
 def rows_left_are_known(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """Rows that a stage downstream leaves are uploaded with those of the stage that handed them out."""
+    """Require that all stages have told which rows they leave.
+
+    Rows that a stage downstream leaves are uploaded with those of the stage that handed them out.
+    """
     return not epochs.may_leave_rows or all(stage.uid in epoch.acks for stage in epochs.stages)
 
 
 def all_is_stored(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """A checkpoint needs the ack of every subtask, and all that the acks name is in storage."""
+    """Require the ack of every subtask, and all files that the acks name in storage."""
     return epoch.pending.complete
 
 
@@ -89,39 +98,43 @@ def rows_come_before_commit(epochs: EpochsInFlight, _: InFlightEpoch) -> bool:
 
 
 def all_is_delivered(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """At least once: nobody publishes an epoch's rows after its commit."""
+    """Require that all rows are delivered, if they are delivered at least once.
+
+    Nobody publishes them after the commit.
+    """
     return all(stage_is_delivered(epochs, epoch, stage) for stage in epochs.stages)
 
 
 def gates_have_passed(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """No gate on rows may refuse what is committed."""
+    """Require that no gate on rows refuses the epoch."""
     return all(stage.uid in epoch.judged for stage in epochs.stages)
 
 
 def is_sealed(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """The checkpoint's row and its listing are written as they were looked at."""
+    """Require that the epoch is sealed: its row and its listing are written as they were checked."""
     return epoch.sealed is not None
 
 
 def publishing_keeps_up(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """An epoch is committed beside the publishing of the epoch before and no further ahead: sinks lack
-    little."""
+    """Require that at most the epoch before is still publishing, so that sinks lack little."""
     return sum(other.published is None for other in _all_before(epochs, epoch)) <= 1
 
 
 def pruning_keeps_up(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """An epoch is committed beside the pruning of one more epoch, so that few checkpoints are there at a
-    time."""
+    """Require that at most one more epoch is still pruning, so that there are few checkpoints at a time."""
     return len(_all_before(epochs, epoch)) <= 2
 
 
 def is_confirmed(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """Rows of an epoch that may still fall are not shown to anybody."""
+    """Require that the commit is confirmed: rows of an epoch that may still fall are not shown to anybody."""
     return epoch.confirmed is not None
 
 
 def is_published(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """Rows that a sink lacks are not pruned, and a request is answered only when its epoch's rows can be seen."""
+    """Require that the epoch is published.
+
+    Rows that a sink lacks are not pruned, and a request is answered only when its epoch's rows can be seen.
+    """
     return epoch.published is not None
 
 
@@ -129,13 +142,13 @@ def is_published(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
 
 
 def stage_has_done_epoch_before(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
-    """A stage takes epochs in order, each on the state that the one before left."""
+    """Require that the stage has done the epoch before: it applies an epoch to the state that the one before left."""
     before = epochs.before(epoch)
     return before is None or stage.uid in before.acks
 
 
 def gates_have_passed_upstream(_: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
-    """No stage gets to see rows that a gate refuses."""
+    """Require that the gates upstream have passed: no stage may see rows that a gate refuses."""
     return all(before.uid in epoch.judged for before in stage.stages_before)
 
 
@@ -146,18 +159,23 @@ def base_is_at_hand(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) 
 
 
 def disk_has_room(epochs: EpochsInFlight, epoch: InFlightEpoch, _: Stage) -> bool:
-    """The oldest epoch may always go on: only its end frees space. It is asked last, for it adds all bytes
-    up."""
+    """Require room on the disk, except for the oldest epoch, whose end alone frees space.
+
+    It is asked last, since it adds all bytes up.
+    """
     return epoch_before_is_confirmed(epochs, epoch) or below_max_pending(epochs)
 
 
 def stage_is_delivered(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
-    """At least once: rows are uploaded before state, so that they can be seen sooner."""
+    """Require that the stage's rows are delivered, if they are delivered at least once.
+
+    Rows are uploaded before state, so that they can be seen sooner.
+    """
     return not epochs.early or stage.uid in epoch.delivered
 
 
 def stage_has_delivered_epoch_before(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
-    """A sink gets epochs in order."""
+    """Require that the stage has delivered the epoch before: a sink gets epochs in order."""
     before = epochs.before(epoch)
     return before is None or stage.uid in before.delivered
 

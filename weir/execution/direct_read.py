@@ -275,7 +275,7 @@ def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_d
 
 
 def packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Rows in batches of so many, or fewer where they are wide, and a last one."""
+    """Yield rows in batches of so many, fewer if they are wide, and a last one."""
     waiting: list[pa.Table] = []
     count = size = 0
     for table in tables:

@@ -220,7 +220,10 @@ def opened(blocks: Iterable[pa.RecordBatch], columns: Sequence[pa.Schema]) -> It
 
 
 def block_schemas(columns: Sequence[pa.Schema]) -> list[pa.Schema]:
-    """By input, what its blocks have, of which these are the columns without the key group."""
+    """Return by input the schema of its blocks.
+
+    The given columns are those without the key group.
+    """
     return [direct_read.with_group(of) for of in columns]
 
 

@@ -111,7 +111,10 @@ def staged_tables(
 
 @contextmanager
 def _staged(storage: Storage, file: StagedFile | StateFile) -> Iterator[pq.ParquetFile]:
-    """A file of staged rows; what is raised while it is read is about its bytes."""
+    """Return a file of staged rows.
+
+    An error while it is read is about its bytes.
+    """
     try:
         if isinstance(file, StagedFile):
             source = pa.OSFile(file.local)

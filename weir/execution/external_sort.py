@@ -94,8 +94,10 @@ def _sample(rows: pa.Table, count: int) -> pa.Table:
 
 
 def _ends(run: pa.Table, splitters: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """int64[2s + 2]: where the ranges of a run begin and end: before the first splitter, the rows equal to it, between
-    it and the second, and so on."""
+    """Return int64[2s + 2], the bounds of the ranges of a run.
+
+    They are: before the first splitter, the rows equal to it, between it and the second, and so on.
+    """
     count, rows = splitters.num_rows, run.num_rows
     order = ordered(pa.concat_tables([splitters, run, splitters]), columns)  # equal rows stay in this order
     before = np.cumsum((order >= count) & (order < count + rows))

@@ -68,7 +68,7 @@ class InMemoryExecutor:
 def routed(
     stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int, batch_rows: int
 ) -> list[list[pa.RecordBatch]]:
-    """Each subtask's batches, as Spark's shuffle and sort hand them out."""
+    """Return each subtask's batches, as Spark's shuffle and sort hand them out."""
     if not rows.num_rows:
         return [[] for _ in range(parallelism)]
     if not stage.key:

@@ -144,7 +144,7 @@ class _Subject:
 
 
 def _subjects(pipeline: Pipeline, settings: Settings, left_out: list[str]) -> Iterator[_Subject]:
-    """One after the other: no two of them are in memory."""
+    """Yield the subjects one after the other, so that no two of them are in memory."""
     storage, registry = open_storage(pipeline, settings)
     retained = registry.checkpoints()
     head = retained[-1] if retained else None

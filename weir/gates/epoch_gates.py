@@ -70,7 +70,7 @@ def figures_row(stats: OperatorStats) -> pa.Table:
 def _sample(
     context: RunContext, deadline: float, checkpoint: Checkpoint, stage: Stage, snapshots: Mapping[int, Snapshot]
 ) -> pa.Table:
-    """Some of a stage's state, of each subtask its share, from other key groups each epoch."""
+    """Return a sample of a stage's state: of each subtask its share, from other key groups each epoch."""
     view = view_of(context.pipeline, context.settings, context.storage, checkpoint, stage.uid, snapshots)
     share, parts = math.ceil(SAMPLE_ROWS / max(1, len(snapshots))), [view.schema.empty_table()]
     for subtask, taken in snapshots.items():
@@ -94,7 +94,10 @@ def _turned(view: View, backend: Backend, subtask: int, epoch: int) -> Iterator[
 
 @contextmanager
 def _opened(context: RunContext, deadline: float, view: View, taken: Snapshot) -> Iterator[Backend]:
-    """A snapshot that has just been uploaded, open: its files are linked where this host has them, else fetched."""
+    """Open a snapshot that has just been uploaded.
+
+    Its files are linked if this host has them, else fetched.
+    """
     factory, home = named(view.backend), work_dir(context)
     with scratch(home, ".gates-") as directory:
         immutable, kept = composite.is_immutable(factory), objects(context.settings)

@@ -82,7 +82,7 @@ class Verdict:
         return not self.passed and self.on_failure == HOLD
 
     def to_dict(self) -> dict[str, Any]:
-        """As a checkpoint's row records it below its stage; JSON-ready."""
+        """Return the verdict as a checkpoint's row records it below its stage; JSON-ready."""
         return {
             "title": self.gate,
             "of": self.of,
@@ -96,7 +96,7 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, stage: str, raw: Mapping[str, Any]) -> Verdict:
-        """From a checkpoint's row.
+        """Return the verdict that a checkpoint's row has.
 
         Args:
             stage: The uid below which it stands there.
@@ -231,7 +231,7 @@ class Form(StrEnum):
 
 
 def form_of(asked: Any) -> Form:
-    """Of an expectation as Great Expectations has it."""
+    """Return the form of an expectation, as Great Expectations has it."""
     from great_expectations.expectations import expectation as kinds
 
     if type(asked).__name__ == "ExpectColumnKLDivergenceToBeLessThan":
@@ -242,7 +242,7 @@ def form_of(asked: Any) -> Form:
 
 
 def pandas(rows: pa.Table, form: Form) -> pd.DataFrame:
-    """Rows as Great Expectations looks at them, every number exact whether or not there are nulls."""
+    """Return rows as Great Expectations sees them, every number exact whether or not there are nulls."""
     import pandas as pd
 
     nulls = {column.type for column in rows.columns if column.null_count}
@@ -338,7 +338,7 @@ def enter(suite: Any, asked: Sequence[Asked]) -> list[list[int]]:
 
 
 def by_number(entries: Sequence[Sequence[int]], results: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Each gate's number with its outcome.
+    """Return each gate's number with its outcome.
 
     Args:
         entries: As `enter` returned them.

@@ -116,7 +116,7 @@ def _paired(stage: Stage, verdicts: Sequence[Verdict]) -> Iterator[tuple[Gate, V
 
 
 def _reasons(gate: Gate, rows: pa.Table, at: np.ndarray) -> list[str]:
-    """For each of some rows, what the gate has looked at in it."""
+    """Return for each of some rows the values that the gate has looked at."""
     shown = rows.select([name for name in columns_of([gate]) or () if name in rows.column_names]).take(pa.array(at))
     return [
         ", ".join(f"{name} = {literal(value)}" for name, value in row.items())[:_REASON]
@@ -125,8 +125,10 @@ def _reasons(gate: Gate, rows: pa.Table, at: np.ndarray) -> list[str]:
 
 
 def positions_of(storage: Storage, acks: Sequence[Ack]) -> np.ndarray:
-    """int64[n], of each row that a stage has handed out, in the order of `read_by_next`, its position in the slice; -1:
-    it says none."""
+    """Return int64[n], the position in the slice of each row that a stage has handed out; -1: it has none.
+
+    Rows are in the order of `read_by_next`.
+    """
     files = [file for ack in acks for file in ack.staged(POSITIONS)]
     parts = [staged_table(storage, file).column(ROW) for file in files]
     column = pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.int64())
@@ -228,7 +230,7 @@ def _beside(storage: Storage, ack: Ack, local: Path, path: str, output: str, sin
 
 
 def refuse_row(stage: Stage, schema: pa.Schema) -> None:
-    """Raises InputError where a source has a column of the name by which rows are told apart."""
+    """Raise InputError if a source has a column of the name by which rows are told apart."""
     if ROW in schema.names:
         raise InputError(
             f"The source of {stage.uid} has a column {ROW!r}, the name by which Weir tells rows of a source apart.",
@@ -238,7 +240,7 @@ def refuse_row(stage: Stage, schema: pa.Schema) -> None:
 
 
 def refuse_own_column(source: Source, schema: pa.Schema) -> None:
-    """Raises InputError where files have columns of the names that a quarantine table gives to its own."""
+    """Raise InputError if files have columns of the names that a quarantine table gives to its own."""
     taken = sorted({name for name, _ in (*_TOLD, *_RAW)} & set(schema.names))
     if taken:
         raise InputError(

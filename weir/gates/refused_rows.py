@@ -136,7 +136,7 @@ def _without(stage: Stage, read: Read, found: Found) -> EpochPlan:
 
 
 def _found(stage: Stage, refused: Sequence[RefusedError], read: Read, target: Target | None, most: int) -> Found:
-    """At most so many rows that are refused: as tasks say, else as their files do. Raises InputError."""
+    """Return at most so many rows that are refused: as tasks say, else as their files do. Raises InputError."""
     if all(error.positions for error in refused):
         assert isinstance(stage.input, Source), "no other stage is told where its rows come from"
         name = stage.input.name

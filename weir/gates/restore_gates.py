@@ -131,5 +131,5 @@ def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
 
 
 def _epoch(path: str) -> tuple[int, int]:
-    """Generation and epoch of a file in a table; of others' files none."""
+    """Return generation and epoch of a file in a table; None for files of others."""
     return parse_epoch_dir("/".join(path.split("/")[1:2])) or (0, 0)

@@ -94,7 +94,7 @@ def streamed(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Recor
 
 
 def seal(connection: Connection, schemas: Sequence[str] = ()) -> None:
-    """From now on it only answers.
+    """Allow nothing but queries from now on.
 
     Args:
         schemas: Where names are looked for, in this order.

@@ -182,7 +182,7 @@ class _Columns:
         return tuple(name for name in self.new_all if name not in self.old)
 
     def join(self) -> str:
-        """SQL that makes the table `compared` of `first` and `second`."""
+        """Return SQL that makes the table `compared` of `first` and `second`."""
         both = "a.__weir_in AND b.__weir_in"
         differs = {name: self._differs(name) for name in self.common}
         fields = " || ".join(
@@ -218,7 +218,7 @@ class _Columns:
 
 
 def nine_digits(column: str) -> str:
-    """SQL for a float's first nine digits, as a text in which zero and NaN have no sign.
+    """Return SQL for a float's first nine digits, as a text in which zero and NaN have no sign.
 
     It is rounded to thirteen first: sums that differ in their last digits, on both sides of a half, become one.
     """

@@ -190,8 +190,9 @@ class Change:
 
 
 def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any], at: At = None) -> Iterator[Change]:
-    """When a key changed, by the retained checkpoints that lead to one, oldest first; what a rewind abandoned is not
-    among them.
+    """Return the changes of a key, by the retained checkpoints that lead to one, oldest first.
+
+    Checkpoints that a rewind abandoned are not among them.
 
     A checkpoint that is pruned while this reads is passed over, as if it had been pruned before.
     """
@@ -257,8 +258,10 @@ def view_at(
     uid: str,
     purpose: str,
 ) -> Iterator[View | None]:
-    """As `viewed`, of one checkpoint that was retained a moment ago; None where the stage has no state. Raises
-    PrunedError."""
+    """Return the view of one checkpoint, as `viewed` does; None if the stage has no state.
+
+    The checkpoint was retained a moment ago. Raises PrunedError.
+    """
     if uid not in checkpoint.stages_with_state:
         yield None
         return

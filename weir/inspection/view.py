@@ -265,8 +265,10 @@ def _identity(stage: Stage) -> tuple[str, ...]:
 
 
 def _due(stats: OperatorStats, checkpoint: Checkpoint, uid: str) -> int | None:
-    """By what the next epoch would have judged which keys of a deduplication, or of ranks, have expired: event time, or
-    its own."""
+    """Return the time by which the next epoch would judge that keys have expired: event time, or its own.
+
+    It is for deduplication and ranks.
+    """
     if stats.window is None or not has_index_of_keys(stats):
         return None
     by_event_time = stats.window.get("on") is not None

@@ -354,9 +354,7 @@ def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str, 
 
 
 def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """By source, the positions from which and up to which a backfill's branch has read; None if the checkpoint that it
-    was forked from is gone.
-    """
+    """Return by source the positions between which a backfill's branch has read; None if its base is gone."""
     _, trunk = open_storage(pipeline, settings)
     tip = open_storage(forks.branched(pipeline, settings, name), settings)[1].head()
     pin = trunk.pinned(BRANCH, name)
@@ -365,8 +363,9 @@ def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mappin
 
 
 def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[str]:
-    """Which input was corrected since a backfill's branch read it, in words. The branch's rows are those of
-    before.
+    """Return in words which input was corrected since a backfill's branch read it.
+
+    The branch's rows are those of before.
     """
     here = forks.branched(pipeline, settings, name)
     then, now = _replayed(pipeline, settings, name) or ({}, {})

@@ -198,7 +198,7 @@ def _in_range(wanted: Range, column: str, _: Storage, rows: pa.Table, __: DataFi
 
 
 def _left(storage: Storage, table: str, version: int | None, conditions: Sequence[str]) -> Kept:
-    """Of what the table had at the fork, the rows that a branch's do not replace; all of the branch's."""
+    """Return the rows of the table at the fork that the branch's rows do not replace; all rows of the branch."""
     handle = fenced_table.open_table(storage, table_path(table), version)
     replaced = [predicate(table, condition, handle) for condition in conditions]
 
@@ -262,7 +262,10 @@ def _table(
     changes: Changes | None = None,
     left: Kept | None = None,
 ) -> TableDiff:
-    """within: rows of both sides; left: of the branch's. changes: to that, of a table with keys."""
+    """Return the comparison of a table.
+
+    within: Rows of both sides. left: The branch's rows. changes: Changes to the former, of a table with keys.
+    """
     with database() as connection:
         first = _loaded(connection, OURS, table, ours, within, scratch)
         second = _loaded(connection, THEIRS, table, theirs, left or within, scratch)
@@ -339,7 +342,7 @@ def _states(
 
 
 def fields_differ(difference: Difference, ours: str, theirs: str) -> str:
-    """Which fields only one of two states has, or has in another type, in words.
+    """Return in words which fields only one of two states has, or has in another type.
 
     Args:
         ours, theirs: What the two are called.

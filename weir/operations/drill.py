@@ -272,7 +272,10 @@ def _hold_newest(
 
 
 def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
-    """For how many seconds the oldest file that no checkpoint has read has waited, of sources that can be asked."""
+    """Return the seconds for which the oldest unread file has waited, of sources that can be asked.
+
+    Unread is a file that no checkpoint has read.
+    """
     waiting: list[int] = []
     for name, reader in readers(pipeline, settings).items():
         with suppress(WeirError):

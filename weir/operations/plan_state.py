@@ -131,7 +131,7 @@ class StateCheck:
 
     @contextmanager
     def _opened(self, view: View, subtask: int) -> Iterator[tuple[Backend, range]]:
-        """A subtask's snapshot, and its key groups."""
+        """Open a subtask's snapshot, and return it with its key groups."""
         with opened(self._storage, view.options, view.snapshots[subtask], view.backend) as backend:
             yield backend, group_range(subtask, view.parallelism, view.max_parallelism)
 

@@ -146,7 +146,7 @@ def _written(
     base: Snapshot | None,
     now: int,
 ) -> tuple[StateFile, ...]:
-    """One subtask's snapshot with the chosen rows in it, uploaded.
+    """Upload one subtask's snapshot with the chosen rows in it, and return it.
 
     Args:
         now: The processing time, for a time to live.

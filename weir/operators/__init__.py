@@ -165,7 +165,7 @@ def _sketched(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema) -> tuple[t
 
 
 def _check_names(stage: Stage, rows: pa.Schema) -> None:
-    """PipelineError for a column whose name is one that Weir gives, or that Polars does not take for a name.
+    """Raise PipelineError for a column whose name is one that Weir gives, or that Polars does not take for a name.
 
     Args:
         rows: The columns of the input; of a stage with several, as `sides.wide` has them.

@@ -82,7 +82,7 @@ class AggregationOperator:
         self.closed_upto: int | None = None
 
     def _value_counts(self, backend: Backend, residence: Residence) -> list[ValueCounts]:
-        """Of each set of values that aggregates over changes go by."""
+        """Return the counts of each set of values that aggregates over changes need."""
         counts: list[ValueCounts] = []
         for values, kept in zip(value_sets(self._aggregation.aggregates), self._shapes.collections, strict=True):
 
@@ -124,7 +124,7 @@ class AggregationOperator:
         return new if self._retractions is None else self._retractions.settled(keys, fresh, new)
 
     def _stay(self, keys: pl.DataFrame, rows: pl.DataFrame) -> np.ndarray:
-        """bool[n], the keys that are kept: those that have a row. Without changes, none goes."""
+        """Return bool[n], the keys that are kept: those that have a row. Without changes, all are kept."""
         if self._retractions is None:
             return everything(keys, rows)
         if self._paused:
@@ -132,7 +132,7 @@ class AggregationOperator:
         return self._retractions.left(keys, rows, self._where)
 
     def _has_row(self, rows: pl.DataFrame) -> np.ndarray:
-        """bool[n], the keys whose state, if there is some, is that of a row."""
+        """Return bool[n], the keys whose state, if there is some, is that of a row."""
         return everything(rows, rows) if self._retractions is None else retractions.has_rows(rows)
 
     def _out(self, before: pl.DataFrame, rows: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:

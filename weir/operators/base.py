@@ -142,7 +142,7 @@ def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
 
 
 def check_known_to_polars(stage: Stage, rows: pa.Schema) -> None:
-    """PipelineError for a column whose type Polars does not have, where the stage's work is done by Polars.
+    """Raise PipelineError for a column whose type Polars does not have, if Polars does the stage's work.
 
     A function that takes pa.Table or a frame of pandas is given any column. Aggregates look at their own columns alone
     and check them themselves.
@@ -162,7 +162,7 @@ def check_known_to_polars(stage: Stage, rows: pa.Schema) -> None:
 
 
 def refuse_patterns(names: Iterable[str], where: str) -> None:
-    """PipelineError for a name that Polars takes for a pattern of names, or for none."""
+    """Raise PipelineError for a name that Polars takes for a pattern of names, or for none."""
     strange = next((name for name in names if _PATTERN.fullmatch(name)), None)
     if strange is not None:
         raise PipelineError(
@@ -265,7 +265,7 @@ def values_of(
 
 
 def check_event_time(rows: pa.Schema, on: str, where: str) -> None:
-    """PipelineError unless `on` is a column of timestamps."""
+    """Raise PipelineError unless `on` is a column of timestamps."""
     if not pa.types.is_timestamp(rows.field(on).type):
         raise PipelineError(
             f"The column {on!r} is {rows.field(on).type}, not a timestamp.",
@@ -275,9 +275,11 @@ def check_event_time(rows: pa.Schema, on: str, where: str) -> None:
 
 
 def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
-    """int64[n], the rows' event times in microseconds since 1970 UTC. InputError where one is missing, or so far away
-    that what is added to it, a window's size say, does not fit beside it into an int64: it would wrap around to the
-    other end of time."""
+    """Return int64[n], the rows' event times in microseconds since 1970 UTC.
+
+    Raises InputError if a time is missing, or so far away that a window's size added to it does not fit into an int64:
+    it would wrap around to the other end of time.
+    """
     if rows.column(on).null_count:
         raise InputError(
             f"{counted(rows.column(on).null_count, 'row', 'has', 'have')} no event time in {on!r}.",

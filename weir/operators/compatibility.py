@@ -170,7 +170,10 @@ def _refused(uid: str, aspect: str, what: str) -> Finding:
 
 
 def _sketch_findings(uid: str, was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Finding]:
-    """A number and its text are two values to a sketch, and its bytes do not tell which of them it has."""
+    """Return the finding that a sketch has values of another type.
+
+    A number and its text are two values to a sketch, and its bytes do not tell which of them it has.
+    """
     for name in was:
         if name in now:
             what = f"the values that {name} counts were {{}}, are {{}}"
@@ -188,7 +191,7 @@ def _timer_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
 
 
 def timers_left(uid: str) -> Finding:
-    """A stage's on_timer is gone, and its state has timers."""
+    """Return the finding that a stage's on_timer is gone while its state has timers."""
     return Finding(
         "stage",
         uid,
@@ -272,9 +275,11 @@ def _collections_fitted(
 
 
 def _ttl_findings(stage: Stage, recorded: OperatorStats, stamped: bool) -> Iterator[Finding]:
-    """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A
-    shorter one deletes at once what is older than it, and so does one that comes back. stamped: rows tell when they
-    were touched."""
+    """Return the findings about a time to live that has come, gone or changed.
+
+    Rows without a stamp count as touched when they are first seen. A shorter time to live deletes older rows at once,
+    and so does one that comes back. stamped: True if rows tell when they were touched.
+    """
     was, now = recorded.ttl, asdict(stage.ttl) if stage.ttl else None
     if "ttl" in recorded.names and was != now:
         what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
@@ -307,7 +312,7 @@ def _ttl_findings(stage: Stage, recorded: OperatorStats, stamped: bool) -> Itera
 
 
 def _forgets(stage: Stage) -> int | None:
-    """After what time a deduplication, or ranks, forget a key, or a join without bounds its rows."""
+    """Return the time after which a deduplication, or ranks, forget a key, or a join without bounds its rows."""
     forgetting = stage.deduplication or stage.top_n or stage.join
     return forgetting.ttl if forgetting else None
 
@@ -327,7 +332,10 @@ def _lifetime(ttl: Mapping[str, Any] | None) -> str:
 
 
 def _lateness_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
-    """The watermark stays behind the newest row by a window's lateness, and never goes back."""
+    """Return the findings about another lateness.
+
+    The watermark stays behind the newest row by a window's lateness, and never goes back.
+    """
     was, now = recorded.lateness, _lateness(stage)
     if was is None or now is None or was == now:
         return

@@ -44,7 +44,7 @@ class EventTimeOperator:
         self.due: int | None = None
 
     def _times_of(self, rows: pa.Table, on: str | None) -> np.ndarray:
-        """int64[n], the rows' times in microseconds, by a column, or by the epoch's processing time."""
+        """Return int64[n], the rows' times in microseconds, by a column, or by the epoch's processing time."""
         if on is not None:
             return event_times(rows, on, self._where)
         assert self._progress.now is not None, "processing time is known before an epoch begins"
@@ -74,7 +74,10 @@ class EventTimeOperator:
                 yield LATE, self._shaped(rows.filter(pa.array(late)), LATE)
 
     def _shaped(self, rows: pa.Table, output: str) -> pa.Table:
-        """Rows of the input as they came: Polars gives maps, times and others back with another type."""
+        """Return the input's rows in the types in which they came:
+
+        Polars returns maps, times and others in another type.
+        """
         shape = self._shapes.outputs[output]
         return rows.select(shape.names).cast(shape)
 

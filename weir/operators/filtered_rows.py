@@ -80,7 +80,7 @@ class FilteredRows:
 
 
 def check_condition(name: str, agg: Agg, rows: pa.Schema, where: str) -> None:
-    """PipelineError unless the condition of an aggregate can be evaluated over such rows."""
+    """Raise PipelineError unless the condition of an aggregate can be evaluated over such rows."""
     if agg.where is None:
         return
     try:

@@ -69,7 +69,7 @@ class OpenSessions:
         return self._table
 
     def ends(self) -> pl.Series | None:
-        """int64[n], when the open sessions end; None where they are not resident."""
+        """Return int64[n], the ends of the open sessions; None if they are not resident."""
         return None if self._table is None else self._table[END]
 
     def of(self, keys: pl.DataFrame) -> pl.DataFrame:
@@ -174,17 +174,17 @@ class OpenSessions:
 
 
 def hashes(sessions: pl.DataFrame) -> np.ndarray:
-    """uint64[n], ascending: the hashes of their keys."""
+    """Return uint64[n], ascending: the hashes of their keys."""
     return sessions[HASH].to_numpy()
 
 
 def hashed(rows: pl.DataFrame, keys: np.ndarray) -> pl.DataFrame:
-    """Rows with the hashes of their keys, uint64[n], as the first column."""
+    """Return rows with the hashes of their keys, uint64[n], as the first column."""
     return pl.DataFrame([pl.Series(HASH, keys), *rows.get_columns()])
 
 
 def among(values: np.ndarray, ascending: np.ndarray) -> np.ndarray:
-    """bool[n], which values are among others in their order."""
+    """Return bool[n], which values are among others in their order."""
     if not len(ascending):
         return np.zeros(len(values), bool)
     places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
@@ -193,8 +193,10 @@ def among(values: np.ndarray, ascending: np.ndarray) -> np.ndarray:
 
 
 def sorted_by_key(rows: pl.DataFrame, key: Sequence[str], *then: str) -> pl.DataFrame:
-    """Rows by the hash of their key, then by other columns; rows of one key lie together even if two keys have one
-    hash."""
+    """Return rows sorted by the hash of their key, then by other columns.
+
+    Rows of one key lie together even if two keys have one hash.
+    """
     ordered = rows.sort(HASH, *then)
     keys = hashes(ordered)
     if np.count_nonzero(keys[1:] == keys[:-1]) == np.count_nonzero(repeats(ordered, key)):
@@ -203,7 +205,7 @@ def sorted_by_key(rows: pl.DataFrame, key: Sequence[str], *then: str) -> pl.Data
 
 
 def repeats(rows: pl.DataFrame, key: Sequence[str]) -> np.ndarray:
-    """bool[n], which rows have the key of the row before. rows: those of one key lie together."""
+    """Return bool[n], which rows have the key of the row before. rows: those of one key lie together."""
     keys = hashes(rows)
     alike = np.zeros(len(rows), bool)
     alike[1:] = keys[1:] == keys[:-1]
@@ -214,15 +216,17 @@ def repeats(rows: pl.DataFrame, key: Sequence[str]) -> np.ndarray:
 
 
 def _places(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """int64[n]: of each key, where it is among others, by their ascending hashes; -1 where it is not, and everywhere if
-    two keys have one hash."""
+    """Return int64[n], the place of each key among others, by their ascending hashes; -1: it is not there.
+
+    If two keys have one hash, all places are -1.
+    """
     if (keys[1:] == keys[:-1]).any() or (others[1:] == others[:-1]).any():
         return np.full(len(keys), -1)
     return np.where(among(keys, others), np.searchsorted(others, keys), -1)
 
 
 def opened(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row for each session of the lists."""
+    """Return one row for each session of the lists."""
     return rows.filter(pl.col(SESSIONS).is_not_null()).explode(SESSIONS).unnest(SESSIONS)
 
 

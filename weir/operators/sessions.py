@@ -138,7 +138,9 @@ class SessionOperator(EventTimeOperator):
         return hashed(frame, xxhash64([rows.column(name) for name in self._stage.key]))
 
     def _ended(self, alone: pl.DataFrame, fresh: pl.DataFrame) -> np.ndarray:
-        """Which rows are late: the session that they end up in, together with all other rows of the epoch, had ended.
+        """Return which rows are late.
+
+        A row is late if the session that it ends up in, with all other rows of the epoch, had ended.
 
         Args:
             alone: The rows, each as a session of its own.
@@ -242,8 +244,10 @@ class _Sessions(key_aggregation.Partials):
 
 
 def _spans(rows: pl.DataFrame, key: Sequence[str], start: str, end: str) -> tuple[pl.DataFrame, np.ndarray]:
-    """Rows by key and start, and int64[m], where each session of them begins: rows that overlap are one session, and
-    those that hang together by others."""
+    """Return rows sorted by key and start, and int64[m], where each session of them begins.
+
+    Rows that overlap are one session, as are rows that are connected by others.
+    """
     rows = sorted_by_key(rows, key, start)
     alike = repeats(rows, key)
     starts, reached = rows[start].to_numpy(), rows[end].to_numpy()
@@ -262,7 +266,7 @@ def _spans(rows: pl.DataFrame, key: Sequence[str], start: str, end: str) -> tupl
 
 
 def with_bounds(aggregates: tuple[tuple[str, Agg], ...]) -> tuple[tuple[str, Agg], ...]:
-    """A session's bounds are aggregates too: of each row's own bounds."""
+    """Return the aggregates with those of a session's bounds: they are aggregates of each row's own bounds."""
     return ((START, Agg("min", _FROM)), (END, Agg("max", _TO)), *aggregates)
 
 

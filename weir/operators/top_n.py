@@ -106,13 +106,16 @@ class Ranking:
         return rows.filter(column == (column.max() if largest else column.min()).over(self.keys))
 
     def ranks(self, rows: pl.DataFrame) -> np.ndarray:
-        """int64[n], the ranks of rows that are in the order of `best`."""
+        """Return int64[n], the ranks of rows that are in the order of `best`."""
         position, rank, _ = self._placed(rows)
         return (rank if self.ties else position) + 1
 
     def _placed(self, rows: pl.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of sorted rows: how many of their key come before each, how many before all that are equal in `by`, and
-        whether the row before it is one of these."""
+        """Return for sorted rows their places among the rows of their key.
+
+        These are: the number of rows before each, the number of rows before all that are equal in `by`, and whether the
+        row before it is one of these.
+        """
         new_key = _differs(rows, self.keys)
         new_value = new_key | _differs(rows, [name for name, _ in self.by])
         at = np.arange(len(rows))
@@ -121,7 +124,7 @@ class Ranking:
 
 
 def _differs(rows: pl.DataFrame, names: Sequence[str]) -> np.ndarray:
-    """bool[n], whether a row differs from the one before it in any of these columns."""
+    """Return bool[n], whether a row differs from the one before it in any of these columns."""
     differing = [pl.col(name).ne_missing(pl.col(name).shift()) for name in names]
     flags = rows.select(pl.any_horizontal(differing)).to_series().to_numpy().copy()
     flags[:1] = True

@@ -206,7 +206,10 @@ class WindowOperator(EventTimeOperator):
             self._flush()
 
     def _ends_in_state(self, rows: int, ends: pl.Series) -> list[int]:
-        """Of the ends of the windows of so many rows, those that state may have rows of. These rows are put next."""
+        """Return the ends of windows of so many rows for which state may have rows.
+
+        These rows are put next.
+        """
         before = self._stored_ends
         if before is None:
             if rows < _ROWS_PER_LOOK * len(self._groups):
@@ -271,8 +274,9 @@ class WindowOperator(EventTimeOperator):
         return self._closed(window, _with_start(window, rows))
 
     def _with_counts(self, fresh: pl.DataFrame) -> pl.DataFrame:
-        """Rows of windows that close, sorted by group, with the number of those of their values that state does not
-        have."""
+        """Return the rows of closing windows, sorted by group, with the number of their values that state does not
+        have.
+        """
         if not (len(self._distinct) and len(fresh)):
             return fresh
         if self._window.every < self._window.size:
@@ -290,7 +294,7 @@ def _all(rows: pl.DataFrame) -> np.ndarray:
 
 
 def _ends(times: np.ndarray, window: Window, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """int64[n] twice: when the first and the last window of each time end."""
+    """Return int64[n] twice: the ends of the first and of the last window of each time."""
     if not isinstance(window, CalendarWindow):
         first = _floor(times - window.size, window) + window.every + window.size
         return first, _floor(times, window) + window.size
@@ -311,7 +315,7 @@ def _floor(times: np.ndarray, window: Window) -> np.ndarray:
 
 
 def _spread(partials: pl.DataFrame, every: int) -> pl.DataFrame:
-    """Each row once for every one of its windows."""
+    """Return each row once for every one of its windows."""
     number = partials[_NUMBER].to_numpy()
     rows = np.repeat(np.arange(len(number)), number)
     nth = np.arange(len(rows)) - np.repeat(np.cumsum(number) - number, number)

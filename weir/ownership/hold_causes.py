@@ -192,7 +192,7 @@ def _damaged(storage: Storage, newest: int, error: DamageError) -> dict[str, str
 
 
 def _stamp(storage: Storage, path: str) -> str | None:
-    """Of an object; or of all that lies in a directory: a table that was put back."""
+    """Return the stamp of an object, or of all that lies in a directory: a table that was put back."""
     stamp = storage.stamp(path)
     if stamp is not None:
         return stamp

@@ -123,7 +123,7 @@ def _position(trunk: Registry, source: str) -> Position | None:
 
 
 def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
-    """Which files of a source, by name, a pipeline has read."""
+    """Return the files of a source, by name, that a pipeline has read."""
     return has_read(_position(trunk, source))
 
 

@@ -136,7 +136,7 @@ def deliver(context: RunContext, checkpoint: Checkpoint, files: Sequence[StateFi
 
 
 def _staged(files: Sequence[StateFile], staged: dict[str, list[StateFile]]) -> dict[str, list[StateFile]]:
-    """By sink, the files of its rows."""
+    """Return by sink the files of its rows."""
     for file in files:
         if file.kind == OUTPUT and file.sink:
             staged.setdefault(file.sink, []).append(file)
@@ -267,7 +267,7 @@ def _chain(registry: Registry, sink: str) -> frozenset[int | None]:
 
 
 def lacking_by_sink(registry: Registry, *, as_owner: bool = False) -> dict[str, tuple[CheckpointId, ...]]:
-    """By sink, the retained checkpoints whose rows it lacks, as far as the registry knows.
+    """Return by sink the retained checkpoints whose rows it lacks, as far as the registry knows.
 
     Args:
         as_owner: Read the registry as the owner of the pipeline, without asking storage for a newer version.

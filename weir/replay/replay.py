@@ -75,7 +75,7 @@ def replaying(
     spark: bool = False,
     say: Saying = silent,
 ) -> Iterator[EpochReplay]:
-    """An epoch that can be played again for as long as the `with` block lasts. Its checkpoints stay meanwhile.
+    """Make an epoch playable again for as long as the `with` block lasts. Its checkpoints stay meanwhile.
 
     Args:
         purpose: Why its checkpoints are kept; a person who asks sees it.

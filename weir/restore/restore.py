@@ -200,11 +200,10 @@ def verify(context: RunContext, checkpoint: Checkpoint, purpose: str = "rewind")
 
 
 def prepare(context: RunContext, head: Checkpoint) -> Restored | None:
-    """Before a run's first epoch: fetch and prove what this host does not have of the newest checkpoint; None if that
-    is nothing.
+    """Fetch and prove the newest checkpoint's files that this host lacks, before a run's first epoch.
 
-    Where workers do not share this disk, each proves what it fetches; then only `restore.on_invalid: rewind` has it
-    read here too, because it is to be known beforehand.
+    None: it lacks none. If workers do not share this disk, each proves the files that it fetches. Then only
+    `restore.on_invalid: rewind` has them read here too, because the result must be known beforehand.
     """
     shared = context.settings.spark.master.startswith("local")
     if not shared and context.settings.restore.on_invalid != "rewind":

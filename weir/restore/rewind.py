@@ -284,7 +284,7 @@ def planned(
 
 
 def _lacking(registry: Registry, to: Checkpoint) -> dict[str, tuple[CheckpointId | None, ...]]:
-    """By sink that lacks rows of checkpoints after `to`, the one that it has for certain, and then those."""
+    """Return for each sink that lacks rows of checkpoints after `to` the one that it has for certain, and those."""
     rows = registry.checkpoints()
     ids = {name: tuple(id for id in ids if id > to.id) for name, ids in lacking_by_sink(registry).items()}
     return {name: (before_first(rows, name, some), *some) for name, some in ids.items() if some}
@@ -421,7 +421,7 @@ def nothing_to_take_back(decided: RewindPlan, pipeline: str) -> str:
 
 
 def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:
-    """Raises WeirError when a rewind has obstacles that nobody has accepted.
+    """Raise WeirError if a rewind has obstacles that nobody has accepted.
 
     Args:
         accepted: Obstacles of a plan that somebody was shown.

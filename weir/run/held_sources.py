@@ -54,7 +54,7 @@ def held(pipeline: Pipeline, offsets: Mapping[str, Any], quiet: Mapping[str, int
 
 
 def _beside_each_other(pipeline: Pipeline) -> Iterator[tuple[Source, list[Source]]]:
-    """Each source of a stage with several inputs, and those of its other inputs."""
+    """Return each source of a stage with several inputs, and those of its other inputs."""
     for stage in pipeline.stages:
         inputs = [sources_of(input) for input in stage.inputs]
         for place, sources in enumerate(inputs):

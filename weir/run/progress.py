@@ -54,7 +54,7 @@ def rows_late(row: Checkpoint) -> dict[str, int]:
 
 
 def by_stage(numbers: Mapping[str, int]) -> str:
-    """Counts by stage, for people."""
+    """Return counts by stage, in words."""
     return ", ".join(f"{number:,} in {uid}" for uid, number in numbers.items())
 
 
@@ -121,7 +121,7 @@ def _of_checkpoint(row: Checkpoint, seconds: float | None, width: int = 9) -> It
 
 
 def _by_name(numbers: Mapping[str, int], verb: str, kind: str) -> list[str]:
-    """Counts by name in words, from all of them to how many there are."""
+    """Return counts by name in words, from all of them to how many there are."""
     most_first = sorted(numbers.items(), key=lambda item: -item[1])
     texts = [f"{number:,} {verb} {_brief(name)}" for name, number in most_first]
     some = [

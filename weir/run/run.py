@@ -253,7 +253,10 @@ def _decide(context: RunContext, options: RunOptions, loop: Loop, look: Look | N
 
 
 def _held(context: RunContext, loop: Loop) -> Held:
-    """Sources that wait for slower ones. Before a drain none does: all that has arrived is read."""
+    """Return the sources that wait for slower ones.
+
+    Before a drain none does: all that has arrived is read.
+    """
     scheduler = loop.scheduler
     if loop.memory.to_drain is not None:
         return Held()

@@ -304,7 +304,10 @@ def _run(sight: Sight, memory: Memory, reason: str, key: str, gone: str | None) 
 
 
 def restore_key(generation: int) -> str:
-    """Of the run that restores after a coordinator's death, whoever asks for it: one a generation."""
+    """Return the key of the run that restores after a coordinator's death.
+
+    There is one run a generation, whoever asks for it.
+    """
     return f"restore-g{generation}"
 
 

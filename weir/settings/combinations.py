@@ -76,8 +76,9 @@ def poll_beyond_interval(settings: Settings) -> Iterator[Contradiction]:
 
 
 def request_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
-    """On S3, `storage.s3.request_timeout_seconds` not below `checkpoints.timeout_seconds`: no request could be tried
-    again."""
+    """`storage.s3.request_timeout_seconds` on S3 not below `checkpoints.timeout_seconds`: no request could be tried
+    again.
+    """
     request, timeout = settings.storage.s3.request_timeout_seconds, settings.checkpoints.timeout_seconds
     if settings.storage.root.startswith(("s3://", "s3a://")) and request >= timeout:
         yield Contradiction(

@@ -71,7 +71,10 @@ class Changes:
         return columns_of(self.all.schema)
 
     def rows(self, numbers: np.ndarray[Any, Any]) -> pa.Table:
-        """Rows by their numbers, in that order. Arrow's own `take` would first copy all rows into one piece."""
+        """Return rows by their numbers, in that order.
+
+        Arrow's own `take` would first copy all rows into one piece.
+        """
         order = np.argsort(numbers, kind="stable")
         ascending, parts = numbers[order], []
         for batch, begin in zip(self._batches, self._starts, strict=True):

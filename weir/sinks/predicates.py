@@ -52,7 +52,7 @@ class Predicate:
     constants: Mapping[str, tuple[Any, ...]]
 
     def keeps(self, rows: pa.Table, file: DataFile) -> np.ndarray[Any, Any]:
-        """bool[n], which rows of a file satisfy it."""
+        """Return bool[n], the rows of a file that satisfy it."""
         rows, values = frames.canonical(rows), dict(file.partition)
         columns = {
             field.name: rows.column(field.name)
@@ -165,7 +165,7 @@ def _constants(handle: DeltaTable, columns: pa.Schema) -> dict[str, tuple[Any, .
 
 
 def _constant(actions: pa.Table, field: pa.Field) -> list[tuple[bool, Any]]:
-    """Of each file whether it is known to have one value of a column, and that."""
+    """Return for each file whether it is known to have one value of a column, and that value."""
     partition = told(actions, "partition").get(field.name)
     if partition is not None:
         return [(True, value) for value in partition]

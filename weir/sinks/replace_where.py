@@ -59,7 +59,7 @@ class Range:
         return f"{from_micros(self.start):%Y-%m-%d %H:%M} to {from_micros(self.end):%Y-%m-%d %H:%M}"
 
     def of(self, table: pa.Table, column: str) -> pa.Array:
-        """Which rows lie in it; never null."""
+        """Return which rows lie in the range; never null."""
         times = table.column(column)
         bounds = [_as(times.type, bound) for bound in (self.start, self.end)]
         within = pc.and_(pc.greater_equal(times, bounds[0]), pc.less(times, bounds[1]))
@@ -81,7 +81,7 @@ def overlaps(text: str, wanted: Range) -> bool:
 
 
 def check_bounds(table: str, schema: pa.Schema, column: str, wanted: Range) -> None:
-    """Raises WeirError where a table knows days and the range begins or ends within one."""
+    """Raise WeirError if a table knows days, and the range begins or ends within one."""
     if pa.types.is_date(schema.field(column).type) and (wanted.start % _DAY or wanted.end % _DAY):
         raise WeirError(
             f"The range {wanted} begins or ends within a day, and the table {table} knows only days ({column}).",

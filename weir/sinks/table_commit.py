@@ -154,7 +154,7 @@ def data_files(
 
 
 def footer_of(storage: Storage, path: str) -> pq.FileMetaData:
-    """Of a committed checkpoint's file. Raises DamageError."""
+    """Return the footer of a committed checkpoint's file. Raises DamageError."""
     try:
         return storage.parquet_footer(path)
     except (FileNotFoundError, pa.ArrowException) as error:

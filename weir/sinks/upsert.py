@@ -187,7 +187,10 @@ class Merged:
 def _merged(
     upsert: Upsert, handle: DeltaTable, active: Sequence[DataFile], changes: Changes, schema: pa.Schema
 ) -> Merged:
-    """schema: of the files that come."""
+    """Return the schema after the merge.
+
+    schema: The columns of the files that come.
+    """
     if not changes.count:
         return Merged()
     places = _placed(upsert, handle, active, changes)
@@ -256,7 +259,7 @@ Bounds = Mapping[str, tuple[Any, Any]]
 
 
 def _bounds(handle: DeltaTable, column: str) -> Bounds:
-    """By a file's path, the least and the greatest value of a column that the log has."""
+    """Return by a file's path the least and the greatest value of a column, as the log has them."""
     actions = add_actions(handle)
     low, high = told(actions, "min").get(column), told(actions, "max").get(column)
     if low is None or high is None:
@@ -291,8 +294,10 @@ def _matches(upsert: Upsert, file: DataFile, keys: pl.DataFrame) -> pl.DataFrame
 
 
 def _once(matches: pl.DataFrame, taken: np.ndarray[Any, Any]) -> pl.DataFrame:
-    """Matches in which each new row comes once at most, and in none where it is taken; notes which are taken from now
-    on: a table that was no one's may have several rows of a key."""
+    """Return matches in which each new row comes at most once, and not at all if it is taken.
+
+    Notes which rows are taken from now on: a table of others may have several rows of a key.
+    """
     numbers = matches[ROW].fill_null(0).to_numpy()
     comes = (matches[ROW].is_not_null() & matches[ROW].is_first_distinct()).to_numpy() & ~taken[numbers]
     taken[numbers[comes]] = True

@@ -67,7 +67,7 @@ def noted(raw: bytes) -> tuple[Planned, list[tuple[SourceFile, list[BadRow]]]]:
 
 
 def named(files: Iterable[ArchivedFile], source: str, begin: Position, epoch: CheckpointId) -> tuple[StateFile, ...]:
-    """Files of a slice as a checkpoint's listing has them.
+    """Return the files of a slice as a checkpoint's listing has them.
 
     Args:
         begin: Where the slice begins.

@@ -341,7 +341,7 @@ class FilesReader(SourceReader):
         return self.without(kept, ()) if kept.without else kept
 
     def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
-        """As `positions.advanced` says."""
+        """Return the position that `positions.advanced` does."""
         return positions.advanced(position, self.landing.place, planned.files, planned.newest, planned.set_aside)
 
     def beyond(self, position: Position | None, other: Position | None) -> str | None:
@@ -365,12 +365,14 @@ class FilesReader(SourceReader):
         return between.same, [*between.others, *older]
 
     def changed(self, then: Position | None, now: Position | None) -> dict[str, SourceFile | None]:
-        """By name, what is there now of the files that were read between two positions and are gone (None) or not what
-        they were, as far as the later position remembers names."""
+        """Return by name what is there now of files that were read between two positions and have changed since.
+
+        None: the file is gone. Only names that the later position remembers are looked at.
+        """
         return positions.compared(self._checked(then), self._checked(now), self.landing.files()).others
 
     def verify(self, planned: Slice) -> None:
-        """InputError if a file of the slice is gone or is not the file that was planned."""
+        """Raise InputError if a file of the slice is gone or is not the file that was planned."""
         now = {file.name: file for file in self.landing.stat([file.name for file in planned.files])}
         for file in planned.files:
             there = now.get(file.name)

@@ -224,7 +224,7 @@ class LandingDirectory:
         return isinstance(self._fs, pafs.LocalFileSystem) and Path(recorded).resolve() == Path(self.place).resolve()
 
     def check_name(self, file: SourceFile) -> None:
-        """Raises InputError for a name that Spark cannot take, or nobody."""
+        """Raise InputError for a name that Spark, or any reader, cannot take."""
         self._refuse_nameless(file)
         # Hadoop takes a relative name with a colon for a URI: in its local file system's checksums, and in any escaped
         # path.

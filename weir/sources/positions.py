@@ -102,7 +102,7 @@ def are_there(position: Position, files: Iterable[SourceFile]) -> bool:
 
 
 def has_read(position: Position | None) -> Callable[[str], bool]:
-    """Which files, by name, have been read at a position; all at or below its floor count as read."""
+    """Return which files, by name, have been read at a position; all at or below its floor count as read."""
     seen, floor = (set(position["seen"]), position["floor"]) if position else (set(), None)
     return lambda name: name in seen or (floor is not None and name <= floor)
 

@@ -129,7 +129,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def verify(self, planned: Slice) -> None:
-        """Before a commit: InputError if something of the slice is gone or is not what was read."""
+        """Raise InputError, before a commit, if something of the slice is gone or is not what was read."""
 
     @abstractmethod
     def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
@@ -354,7 +354,10 @@ def accepted(reader: SourceReader, bad_rows: Sequence[BadRow], file: SourceFile)
 
 
 def picked(reader: SourceReader, file: SourceFile, columns: pa.Schema, numbers: np.ndarray) -> pa.Table:
-    """Some rows of a file, by ascending numbers. A value that cannot be handed on is null. Raises as `batches`."""
+    """Return some rows of a file, by ascending numbers.
+
+    A value that cannot be handed on is null. Raises as `batches`.
+    """
     there = [name for name in columns.names if name not in file.lacks]
     found, tables = [NO_ROWS], [columns.empty_table()]
     with reader._about(file):

@@ -169,7 +169,7 @@ _ROW_BITS = 40
 
 
 def position(file: int, row: int) -> int:
-    """Of a row in a slice, from its file's number in the slice and its own in the file."""
+    """Return the position of a row in a slice, from its file's number in the slice and its own in the file."""
     return file << _ROW_BITS | row
 
 
@@ -274,7 +274,7 @@ class Slice:
 
 
 def _numbers(rows: Iterable[LeftOut | BadRow]) -> dict[str, list[int]]:
-    """By file, the numbers of its rows."""
+    """Return by file the numbers of its rows."""
     by_file: dict[str, list[int]] = {}
     for row in rows:
         by_file.setdefault(row.file, []).append(row.row)
@@ -282,7 +282,7 @@ def _numbers(rows: Iterable[LeftOut | BadRow]) -> dict[str, list[int]]:
 
 
 def _file_to_dict(file: SourceFile) -> dict[str, Any]:
-    """As JSON gives it back."""
+    """Return a file as JSON gives it back."""
     raw = {"name": file.name, "size": file.size, "mtime_ns": file.mtime_ns, "rows": file.rows}
     raw["nanos"] = list(file.nanos)
     if file.part is not None:
@@ -291,7 +291,7 @@ def _file_to_dict(file: SourceFile) -> dict[str, Any]:
 
 
 def nothing_read() -> dict[str, Any]:
-    """`Slice.to_dict` of a checkpoint that reads nothing."""
+    """Return `Slice.to_dict` of a checkpoint that reads nothing."""
     return {"files": [], "rows": 0, "limited": False}
 
 

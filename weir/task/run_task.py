@@ -469,7 +469,10 @@ class _Patient:
 
 
 def _as_seen(batch: pa.RecordBatch) -> pa.Table:
-    """Rows as the stage's function would see them; those with null keys are treated when they are applied."""
+    """Return rows as the stage's function would see them.
+
+    Rows with null keys are treated when they are applied.
+    """
     rows = frames.canonical(pa.Table.from_batches([batch]))
     return rows.drop_columns([GROUP]) if GROUP in rows.column_names else rows
 

@@ -135,7 +135,7 @@ class PowerCut(Exception):
 
 
 def cut_power() -> None:
-    """Raises PowerCut."""
+    """Raise PowerCut."""
     raise PowerCut
 
 

@@ -298,7 +298,7 @@ def _value(row: Row, declared: Collection) -> Any:
 
 
 def _values(table: pa.Table, declared: Collection) -> list[Any]:
-    """Stored elements as they are kept."""
+    """Return stored elements as they are kept."""
     rows = tuples(typed(table, declared.fields))
     return [value for (value,) in rows] if declared.row is None else [_value(row, declared) for row in rows]
 

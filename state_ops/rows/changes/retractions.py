@@ -59,7 +59,10 @@ class _Signed:
         return _SIGNED + self.field
 
     def of(self, gone: pl.Expr, types: Mapping[str, pl.DataType]) -> pl.Expr:
-        """Its column, negative in the rows that are gone. types: of the rows' columns."""
+        """Return the column, negative in the rows that are gone.
+
+        types: The types of the rows' columns.
+        """
         sign = pl.when(gone).then(pl.lit(-1, pl.Int64)).otherwise(pl.lit(1, pl.Int64))
         if self.column is None:
             return sign.alias(self.name)
@@ -161,12 +164,14 @@ class Retractions:
         return new
 
     def unbalanced(self, rows: pl.DataFrame) -> np.ndarray:
-        """bool[n], the keys of which something is left, by their state. While not all of an epoch's rows have come,
-        that may be a row taken back that is still to come."""
+        """Return bool[n], the keys whose state has something left.
+
+        While not all of an epoch's rows have come, that may be a row taken back that is still to come.
+        """
         return _any(rows, [pl.col(each.field) != 0 for each in self._signed] + self._are_left)
 
     def left(self, keys: pl.DataFrame, rows: pl.DataFrame, where: str) -> np.ndarray:
-        """bool[n], the keys that have a row.
+        """Return bool[n], the keys that have a row.
 
         Args:
             rows: Their state.
@@ -221,7 +226,7 @@ def _type(agg: Agg, counts: bool, rows: pa.Schema) -> pa.DataType:
 
 
 def has_rows(rows: pl.DataFrame) -> np.ndarray:
-    """bool[n], the keys that have a row, by their state."""
+    """Return bool[n], the keys that have a row, by their state."""
     return (rows[ROWS] > 0).to_numpy()
 
 

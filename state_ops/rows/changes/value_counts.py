@@ -104,7 +104,7 @@ def collections(
 
 
 def check_values(name: str, agg: Agg, rows: pa.Schema, where: str) -> None:
-    """PipelineError unless the values of an aggregate can be kept."""
+    """Raise PipelineError unless the values of an aggregate can be kept."""
     try:
         check_key_type(agg.column or "", stored_key(_value_type(agg, rows)))
     except PipelineError as error:

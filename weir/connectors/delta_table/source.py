@@ -141,8 +141,10 @@ class _Place:
 
 
 def _halved(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
-    """Files of changes, first for the rows that are gone, and then for those that are new: a row that moves to another
-    partition is in two of them, in any order."""
+    """Return files of changes: first for the rows that are gone, then for the new ones.
+
+    A row that moves to another partition is in two files, in any order.
+    """
     return tuple(replace(file, of=of) for of in (_GONE, _NEW) for file in files)
 
 
@@ -382,7 +384,7 @@ class _Connector:
 
     @contextmanager
     def _fetched(self, part: Part) -> Iterator[Path]:
-        """The part's file on a disk of this host. Raises LostError, and InputError if it has another size."""
+        """Return the part's file on a disk of this host. Raises LostError, and InputError if it has another size."""
         storage, path = self._log.storage, self._path(part)
         try:
             local = self._log.on_disk(part.place["path"])
@@ -463,7 +465,10 @@ def _columns(source: DeltaTableSource, log: TableLog, metadata: Metadata) -> pa.
 
 
 def _batch(found: Rows, place: Mapping[str, Any], changes: bool) -> Batch:
-    """Rows of a file as its part gives them. changes: its source reads changes."""
+    """Return the rows of a file as its part gives them.
+
+    changes: True if the source reads changes.
+    """
     rows, numbers, bad = found.table, found.numbers, found.bad
     if place.get("of") is not None:
         is_new = place["of"] == _NEW
@@ -476,7 +481,7 @@ def _batch(found: Rows, place: Mapping[str, Any], changes: bool) -> Batch:
 
 
 def _is_gone(rows: pa.Table) -> np.ndarray:
-    """bool[n], which rows are gone; those of which nobody knows it are not."""
+    """Return bool[n], the rows that are known to be gone."""
     gone: np.ndarray = pc.is_in(rows.column(_TYPE), pa.array(TAKEN_BACK)).to_numpy()
     return gone.astype(bool)
 

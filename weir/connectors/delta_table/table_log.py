@@ -203,7 +203,7 @@ class TableLog:
             return first, self._newest, self._open(self._newest)
 
     def digest(self, version: int) -> str | None:
-        """Of a version's entry, as it was read; None: the log has none any more, or none yet."""
+        """Return the digest of a version's entry as it was read; None: the log has no such entry now."""
         with self._lock:
             known = self._entries.get(version)
             raw = self.storage.read_bytes(entry_path(self.name, version)) if known is None and version >= 0 else known
@@ -360,8 +360,10 @@ class TableLog:
             return self._open(version)
 
     def on_disk(self, path: str) -> Path | None:
-        """One of the table's files on a disk of this host; None: it lies elsewhere. Raises InputError for a link out of
-        the table."""
+        """Return a file of the table on a disk of this host; None: it lies elsewhere.
+
+        Raises InputError for a link that leads out of the table.
+        """
         if not self.storage.is_local or "://" in self.storage.uri:
             return None
         table = Path(self.storage.full(self.name))
@@ -474,7 +476,7 @@ def _table(stream: Any) -> pa.Table:
 
 
 def _below(uri: str, paths: Collection[str]) -> str:
-    """Which of a table's paths a file's URI ends with."""
+    """Return the one of a table's paths with which a file's URI ends."""
     parts = unquote(uri).split("/")
     for number in range(len(parts)):
         if (end := "/".join(parts[number:])) in paths:
@@ -483,7 +485,7 @@ def _below(uri: str, paths: Collection[str]) -> str:
 
 
 def _files(actions: pa.Table) -> list[DataFile]:
-    """Files as delta-rs lists them, in an order that is the same each time."""
+    """Return the files that delta-rs lists, in an order that is the same each time."""
     typed = actions["partition"].chunks if "partition" in actions.column_names else []
     texts: dict[str, list[str | None]] = {}
     for chunk in typed:

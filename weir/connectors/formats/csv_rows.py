@@ -249,7 +249,7 @@ class CsvReader:
         )
 
     def _check_names(self) -> None:
-        """Raises InputError if the header is not what the schema needs."""
+        """Raise InputError if the header is not what the schema needs."""
         there, wanted = Counter(self._names), set(self.schema.names)
         twice = sorted(name for name in wanted if there[name] > 1)
         absent = [name for name in self.schema.names if name not in there]

@@ -89,7 +89,7 @@ _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def check_schema(format: str, schema: pa.Schema) -> None:
-    """Raises PipelineError for a column that files of a format cannot have."""
+    """Raise PipelineError for a column that files of a format cannot have."""
     for field in schema:
         type = frames.canonical_type(field.type)
         if format == AVRO:
@@ -136,8 +136,9 @@ def decode(
     partial: bool = False,
     keeps_digits: bool = False,
 ) -> Iterator[Batch]:
-    """The rows of a file in its order, and those that cannot be decoded. The same each time, in bounded memory. A file
-    without any has one batch without rows.
+    """Yield the rows of a file in its order, and those that cannot be decoded.
+
+    They are the same each time, in bounded memory. A file without rows gives one batch without rows.
 
     Args:
         stream: As for `infer`.

@@ -189,7 +189,7 @@ class JsonReader(JsonLines):
 
 
 def _scalar(raw: Any, type: pa.DataType) -> Any:
-    """None: it is not of that type."""
+    """Return a value of that type; None: it is not of that type."""
     is_number = isinstance(raw, int | Decimal | float) and not isinstance(raw, bool)
     if pa.types.is_boolean(type):
         return raw if isinstance(raw, bool) else None
@@ -293,7 +293,7 @@ def lines_or_refused(file: Bytes, block_bytes: int) -> Iterator[Block]:
 
 
 def _last_line(file: Bytes, data: bytes, is_end: bool) -> int:
-    """`last_line`. Raises InputError for an array that is longer than any line may be."""
+    """Return what `last_line` does. Raises InputError for an array that is longer than any line may be."""
     end = last_line(data, is_end)
     if not end and len(data) > LONGEST_LINE and data[:_LOOKED_AT].lstrip(BOM_UTF8 + _BLANK)[:1] == b"[":
         raise _document(file, "array")
@@ -455,7 +455,7 @@ def _leaf(array: pa.Array, type: pa.DataType) -> pa.Array:
 
 
 def _leaves(type: pa.DataType) -> Iterator[pa.DataType]:
-    """In the order of `frames.with_leaves`."""
+    """Return the leaves in the order of `frames.with_leaves`."""
     if not pa.types.is_nested(type):
         yield type
     for at in range(type.num_fields):

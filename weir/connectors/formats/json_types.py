@@ -284,7 +284,7 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _check_depth(raw: Any, depth: int = 0) -> None:
-    """Raises UnfitError for a value that is nested too deep."""
+    """Raise UnfitError for a value that is nested too deep."""
     if depth > _DEEPEST:
         raise UnfitError("it is nested too deep")
     for value in raw.values() if isinstance(raw, dict) else raw if isinstance(raw, list) else ():

@@ -66,7 +66,7 @@ class OldCalendar:
 
 
 def old_calendar(footer: pq.FileMetaData) -> OldCalendar | None:
-    """Of what a file has by the old calendar; None: nothing."""
+    """Return the parts of a file that are by the old calendar; None: there are none."""
     metadata: Mapping[bytes, bytes] = footer.metadata or {}
     if _VERSION not in metadata:
         return None
@@ -108,7 +108,7 @@ def shifted_micros(micros: np.ndarray, zone: str) -> np.ndarray:
 
 
 def _shift(days: np.ndarray) -> np.ndarray:
-    """By how many days the Julian calendar has to be shifted, on days of it."""
+    """Return the number of days by which days of the Julian calendar have to be shifted."""
     # Years begin in March, so that the day that today's calendar lacks in some of them is the last of its year.
     since = days + 719_470  # 1 March of the year 0, Julian
     year = (4 * since + 3) // 1461
@@ -120,7 +120,7 @@ def _shift(days: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _switches(zone: str) -> tuple[np.ndarray, np.ndarray]:
-    """From which second on how many seconds are added, both ascending by the former."""
+    """Return the seconds from which on seconds are added, and how many; both ascend by the former."""
     tables = _tables()
     if zone in tables:
         return tables[zone]
@@ -160,7 +160,7 @@ def leaf_count(type: pa.DataType) -> int:
 
 
 def shifts_of(parquet: pq.ParquetFile) -> dict[str, list[Shift | None]]:
-    """Of the columns that have values by an old calendar, what brings each of their parts to today's."""
+    """Return for each column with values by an old calendar the shifts of its parts to today's calendar."""
     calendar = old_calendar(parquet.metadata)
     shifts_by_column: dict[str, list[Shift | None]] = {}
     if calendar is None:

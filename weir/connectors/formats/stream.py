@@ -63,7 +63,7 @@ class Bytes:
         self._decoder = None if utf8 else codecs.getincrementaldecoder(encoding)()
 
     def read(self, size: int) -> bytes:
-        """Some bytes, about so many; none at the end.
+        """Return about so many bytes; none at the end.
 
         Raises:
             InputError: They are damaged.
@@ -109,7 +109,7 @@ class Bytes:
             line, rest = line + line_ends(rest[:end]), rest[end:]
 
     def check_size(self, unpacked: int, packed: int) -> None:
-        """Raises InputError where so many bytes cannot come of those that are stored."""
+        """Raise InputError if so many bytes cannot come of the bytes that are stored."""
         if unpacked > _SURE + _MOST_TIMES * packed:
             raise self.damaged(f"it is more than {_MOST_TIMES} times as large as it is compressed")
 
@@ -183,10 +183,10 @@ class _Raw:
         return False
 
     def close(self) -> None:
-        """Whoever has opened the stream closes it."""
+        """Do nothing: the caller that opened the stream closes it."""
 
     def flush(self) -> None:
-        """Nothing is written."""
+        """Do nothing: no bytes are written."""
 
 
 def in_pieces(block: Block, most: int) -> Iterator[Block]:

@@ -56,7 +56,7 @@ class _UnfitError(Exception):
 
 
 def check(type: pa.DataType, where: str) -> None:
-    """Raises PipelineError for a canonical type that text has no values of."""
+    """Raise PipelineError for a canonical type that text has no values of."""
     if _kind(type) is None and not (pa.types.is_string(type) or pa.types.is_binary(type) or pa.types.is_boolean(type)):
         raise PipelineError(
             f"Text has no values of the type {type}.", where=where, next="Declare the column as text, and convert it."
@@ -141,7 +141,7 @@ def converted(texts: pa.Array, type: pa.DataType) -> tuple[pa.Array, np.ndarray]
 
 
 def value(text: str, type: pa.DataType) -> Any:
-    """One text as `converted` takes it, by Python; None: it is no value of the type."""
+    """Return one text converted as by `converted`, in Python; None: it is no value of the type."""
     kind = str(_kind(type))
     if not _SYNTAX_OF_ONE[kind].fullmatch(text):
         return None
@@ -248,8 +248,10 @@ def _in_years(values: pa.Array, least: int, most: int) -> pa.Array:
 
 
 def _converted_slowly(texts: pa.Array, type: pa.DataType) -> tuple[pa.Array, np.ndarray]:
-    """Each text that is written as its kind of value is, in the spelling that Arrow takes; of these some may be too
-    large, or no day of the calendar."""
+    """Return each text that is written as a value of its kind, in the spelling that Arrow takes.
+
+    Some of them may be too large, or no day of the calendar.
+    """
     kind = _kind(type)
     valued = _valued(texts)
     spelled = pc.if_else(pc.match_substring_regex(valued, _SYNTAX[str(kind)]), valued, pa.scalar(None, valued.type))

@@ -61,7 +61,7 @@ def columns(schema: str) -> pa.Schema:
 
 
 def check(rows: pa.Schema, schema: str, where: str) -> None:
-    """Raises PipelineError unless rows of these columns can be written with a schema."""
+    """Raise PipelineError unless rows of these columns can be written with a schema."""
     of_schema = {field["name"]: field for field in json.loads(schema)["fields"]}
     more = [name for name in rows.names if name not in of_schema]
     absent = [name for name, field in of_schema.items() if name not in rows.names and "default" not in field]

@@ -118,7 +118,7 @@ class Client:
         return answer
 
     def check(self, doing: str) -> None:
-        """Raises ConfigurationError if a callback has said that the brokers refuse this client."""
+        """Raise ConfigurationError if a callback has said that the brokers refuse this client."""
         if self._refusal is not None:
             raise self.failure(self._refusal, doing)
 

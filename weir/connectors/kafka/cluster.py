@@ -173,7 +173,7 @@ class Cluster:
         )
 
     def _answers(self, futures: Mapping[Any, Any], what: str = "offset") -> dict[Key, int]:
-        """Of each partition that answers. Raises TransientError if none does."""
+        """Return the answer of each partition that answers. Raises TransientError if none does."""
         answers: dict[Key, int] = {}
         failure: WeirError | None = None
         for partition, future in futures.items():

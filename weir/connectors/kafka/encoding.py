@@ -38,7 +38,7 @@ def encoder(values: str, schema: str | None, schema_id: int | None, key: Sequenc
 
 
 def check(columns: pa.Schema, values: str, schema: str | None, key: Sequence[str], where: str) -> None:
-    """Raises PipelineError for columns that a message cannot hold, by name."""
+    """Raise PipelineError for columns that a message cannot hold, by name."""
     absent = [name for name in key if name not in columns.names]
     if absent:
         raise PipelineError(
@@ -103,7 +103,7 @@ def _lines(rows: pa.RecordBatch) -> Sequence[bytes]:
 
 
 def _keys(rows: pa.RecordBatch, key: Sequence[str]) -> Sequence[bytes | None]:
-    """Of one column its value as text, or its bytes; of several a JSON object of them."""
+    """Return the key of each row: of one column its value as text, or its bytes; of several a JSON object."""
     if not key:
         return [None] * rows.num_rows
     if len(key) > 1:

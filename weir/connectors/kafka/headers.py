@@ -45,7 +45,7 @@ class Sent:
 
 
 def of(checkpoint: int, app_id: str, count: int) -> Callable[[int], Headers]:
-    """By its number, the headers of a row's message."""
+    """Return the headers of a row's message, by the row's number."""
     begin, end = f"{checkpoint} {app_id} ", f"/{count}"
     return lambda row: [(HEADER, f"{begin}{row}{end}".encode())]
 

@@ -37,7 +37,7 @@ class Marker:
     count: int = 0
 
     def place(self, topic: str) -> TopicPartition:
-        """As an offset of a group."""
+        """Return the place as an offset of a group."""
         from confluent_kafka import TopicPartition
 
         part = {"checkpoint": self.next, "rows": self.rows, "of": self.count}

@@ -189,7 +189,10 @@ class RowDecoder:
         return pa.array([getattr(message, of_message)() for message in bunch], type)
 
     def _bad_times(self, bunch: Sequence[Message]) -> dict[int, str]:
-        """By place, why a message's timestamp is none: producers give microseconds or nanoseconds for milliseconds."""
+        """Return by place why a message's timestamp is none.
+
+        Some producers give microseconds or nanoseconds instead of milliseconds.
+        """
         return {
             at: f"its timestamp is {moment} milliseconds since 1970, outside of the years 1 to 9999"
             for at, message in enumerate(bunch)
@@ -215,7 +218,7 @@ def _moment(message: Message) -> int | None:
 
 
 def _fit(table: pa.Table, reasons: Mapping[int, str]) -> tuple[pa.Table, dict[int, str]]:
-    """Decoded rows without those whose values nothing behind can hold, and by place of a value the reasons.
+    """Return the decoded rows that can be handed on, and by the place of each other value the reasons.
 
     Args:
         reasons: Of the values that have no row in the table.
@@ -296,7 +299,7 @@ def _by_halves(
 
 
 def _misfit(row: Mapping[str, Any], columns: pa.Schema) -> str | None:
-    """Which of a value's fields its column cannot hold; None: each alone can be."""
+    """Return which of a value's fields its column cannot hold; None: each alone can be held."""
     for field in columns:
         try:
             pa.array([row.get(field.name)], field.type)

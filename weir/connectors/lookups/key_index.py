@@ -129,7 +129,7 @@ class KeyIndex:
 
 
 def _hashes(keys: pa.Table) -> np.ndarray:
-    """uint64[n], equal for equal keys in one process."""
+    """Return uint64[n], equal for equal keys in one process."""
     frame = pl.DataFrame(pl.from_arrow(keys))
     return frame.hash_rows(seed=7).to_numpy() if len(frame) else np.zeros(0, np.uint64)
 

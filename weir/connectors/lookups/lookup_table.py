@@ -68,7 +68,7 @@ class Version:
         return f"version {self.number}" if self.stamp is None else f"the file with the stamp {self.stamp}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint records it."""
+        """Return the lookup as a checkpoint records it."""
         place: dict[str, Any] = {"stamp": self.stamp}
         if self.stamp is None:
             place = {"table": self.table, "version": self.number, "digest": self.digest}

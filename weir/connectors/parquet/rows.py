@@ -228,7 +228,10 @@ def _to_blame(table: pa.Table, convert: Convert, error: pa.ArrowInvalid) -> tupl
 
 
 def _convertible(row: pa.Table, convert: Convert, lost: Collection[str]) -> pa.Table:
-    """One row, converted, with null for each value that cannot be. lost: columns that are null anyway."""
+    """Return one row, converted, with null for each value that cannot be converted.
+
+    lost: Columns that are null anyway.
+    """
     for at, name in enumerate(row.column_names):
         if name in lost or not _fits(_null_but(row, name), convert):
             row = row.set_column(at, row.field(at), pa.nulls(1, row.column(at).type))
@@ -253,7 +256,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _raw(row: pa.Table) -> str:
-    """One row as people read it, with bytes that are no UTF-8 escaped."""
+    """Return one row as people read it, with bytes that are no UTF-8 escaped."""
     columns = [
         pa.chunked_array([frames.with_leaves(chunk, _readable) for chunk in column.chunks]) for column in row.columns
     ]

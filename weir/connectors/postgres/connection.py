@@ -174,7 +174,7 @@ class Server:
         self._idle.append(connection)
 
     def _waiting(self) -> Connection | None:
-        """One that nobody uses and that the server still has."""
+        """Return a connection that nobody uses and that the server still has."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -287,9 +287,10 @@ def _text(raw: Any) -> str:
 
 
 def _said(details: Mapping[str, Any], field: str, secrets: Sequence[str]) -> str:
-    """One field of the server's error on one line, without control characters; empty if it has none.
+    """Return one field of the server's error on one line, without control characters; empty if it has none.
 
-    The detail names the row, by its key or its first columns, which is what a person needs to find it."""
+    The detail names the row, by its key or its first columns, which is what a person needs to find it.
+    """
     text = _text(details.get(f"PG_DIAG_{field}", ""))
     for secret in secrets:
         text = text.replace(secret, "***")

@@ -235,7 +235,7 @@ class _Connector:
                 self._compare(connection, kind, part)
 
     def _compare(self, connection: Connection, kind: str, part: Part) -> None:
-        """Raises InputError if the rows of a part are not what was planned."""
+        """Raise InputError if the rows of a part are not those that were planned."""
         (there,) = connection.rows(
             f"SELECT count(*) AS rows, sum(hashtextextended({_Q}::text, 0))::text AS digest "
             f"FROM {self._query} WHERE {self._within(kind, part)}"
@@ -449,7 +449,10 @@ def _reason(columns: list[_Column]) -> str:
 
 
 def _decoded(batch: pa.RecordBatch, columns: list[_Column], before: int, cursor: str) -> Batch:
-    """Rows as Arrow has them, and those of which a value has no like there. before: rows of the part before these."""
+    """Return the rows that Arrow can hold, and those with a value that it cannot.
+
+    before: The number of the part's rows before these.
+    """
     reasons, raw, at = batch.column(_REASON), batch.column(_RAW_TEXT), batch.column(cursor)
     rejected = tuple(
         Rejected(before + number + 1, f"{reason} (of the row with {cursor} = {at[number]})", raw[number].as_py())

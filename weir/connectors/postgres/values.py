@@ -91,7 +91,7 @@ class PostgresRules:
             yield from self._texts(name, rows.column(name), rule)
 
     def _comes(self, rows: pa.Table) -> pa.ChunkedArray | pa.Scalar:
-        """Which rows are inserted."""
+        """Return which rows are inserted."""
         name, _, goes = self.change
         return pc.invert(pc.is_in(rows.column(name), pa.array(goes))) if name in rows.column_names else pa.scalar(True)
 

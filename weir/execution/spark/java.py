@@ -132,7 +132,7 @@ def _ask(home: Path) -> _Java | None:
 
 
 def _major(version: str) -> int:
-    """'17.0.15' is 17, '1.8.0_392' is 8."""
+    """Return the major version: 17 for '17.0.15', 8 for '1.8.0_392'."""
     first, *rest = re.split(r"[._+-]", version)
     return int(rest[0]) if first == "1" else int(first)
 

@@ -49,7 +49,7 @@ _checked: WeakValueDictionary[int, Stage] = WeakValueDictionary()
 
 
 def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
-    """`rows` after the stage's transform, where and columns.
+    """Return `rows` after the stage's transform, where and columns.
 
     What the plan says is checked once for each stage, since it is the same in every epoch.
 
@@ -204,7 +204,7 @@ def _unsupported(column: str, kind: str, where: str | None, remedy: str) -> Pipe
 
 
 def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: int) -> DataFrame:
-    """Every row, with its key group, in the partition whose number is that of the subtask which owns the group.
+    """Return every row, with its key group, in the partition whose number is that of the subtask that owns the group.
 
     A partition without rows is one too, so each of the `parallelism` subtasks gets a task.
     """
@@ -221,7 +221,7 @@ def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: 
 
 
 def widened(stage: Stage, side: int, rows: DataFrame, columns: pa.Schema) -> DataFrame:
-    """Rows of one of a stage's inputs in the columns that all of them have there (`operators.joins.sides`)."""
+    """Return the rows of one of a stage's inputs in the columns that all inputs share (`operators.joins.sides`)."""
     load_pyspark()
     from pyspark.sql import functions as F
 
@@ -235,14 +235,17 @@ def widened(stage: Stage, side: int, rows: DataFrame, columns: pa.Schema) -> Dat
 
 
 def routed(blocks: DataFrame, parallelism: int) -> DataFrame:
-    """Every block, as `exchange.SCHEMA` has it, in the partition of its subtask; as `exchanged`."""
+    """Return every block, as `exchange.SCHEMA` has it, in the partition of its subtask, as `exchanged` does."""
     return blocks.repartitionById(parallelism, blocks.subtask)
 
 
 def mapped(
     rows: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
 ) -> DataFrame:
-    """`mapInArrow`, also of columns with a dot or a backquote in their names, which PySpark looks up as they are."""
+    """Apply `mapInArrow`, also to columns with a dot or a backquote in their names.
+
+    PySpark looks such names up as they are.
+    """
     names = rows.columns
     if not any("." in name or "`" in name for name in names):
         return rows.mapInArrow(function, schema)

@@ -48,8 +48,7 @@ _OF_EPOCH = "_weir_epoch"  # of a quarantine: under which id an epoch ends depen
 def rows_differ(
     pipeline: Pipeline, taken: Taken, storage: Storage, played: Sequence[EpochPlayed], scratch: Path, sample: int
 ) -> Iterator[TableDiff | str]:
-    """By sink, how the rows differ that both have handed out for it in the epochs that were replayed; a sentence of a
-    sink that cannot be compared.
+    """Return by sink how the rows of both differ in the replayed epochs; a sentence for a sink that cannot be compared.
 
     Args:
         storage: The branch's.
@@ -126,7 +125,7 @@ def states_differ(
     last: EpochPlayed,
     sample: int,
 ) -> Iterator[StateDiff]:
-    """By stage, how the state differs after the last epoch.
+    """Return by stage how the state differs after the last epoch.
 
     Args:
         settings: By which backends open state.

@@ -225,7 +225,10 @@ def new_sources(pipeline: Pipeline, last: Checkpoint) -> list[str]:
 
 
 def _columns_of_new(here: Pipeline, there: Settings, last: Checkpoint) -> dict[str, pa.Schema | None]:
-    """By source that is new, the columns of what waits there: a stage that reads others too needs them."""
+    """Return by new source the columns of the rows that wait there.
+
+    A stage that reads other sources too needs them.
+    """
     new = new_sources(here, last)
     looking = readers(replace(here, branch=None), there) if new else {}
     try:

@@ -306,7 +306,7 @@ def _with_spark_here(settings: Settings) -> Settings:
 
 
 def _check_apart(home: Path, pipeline: Pipeline, settings: Settings) -> None:
-    """Raises ConfigurationError if a directory lies where production writes, or where a source looks for files."""
+    """Raise ConfigurationError if a directory lies where production writes, or where a source looks for files."""
     if re.match(r"[\w+-]+:/", str(home)):
         raise ConfigurationError(f"--scratch {home} is no directory of this machine.", next="Name one of a local disk.")
     patterns = [source.pattern for source in pipeline.sources if isinstance(source, FileSource)]

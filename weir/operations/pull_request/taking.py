@@ -66,12 +66,12 @@ class Taken:
     bytes: int
 
     def handed_out(self, sink: str, epochs: Iterable[Checkpoint]) -> list[list[StateFile]]:
-        """By epoch, the files of the rows that it has handed out for a sink."""
+        """Return by epoch the files of the rows that it has handed out for a sink."""
         return [rows_for(sink, self.listings[int(epoch.id)]) for epoch in epochs]
 
 
 def rows_for(sink: str, listing: Iterable[StateFile]) -> list[StateFile]:
-    """Of an epoch's files those of its rows for a sink."""
+    """Return those of an epoch's files that have its rows for a sink."""
     return [file for file in listing if file.kind == OUTPUT and file.new and file.sink == sink]
 
 
@@ -209,7 +209,7 @@ class _Copying:
 
 
 def in_words(chosen: Chosen) -> str:
-    """Which epochs are replayed, for people."""
+    """Return in words which epochs are replayed."""
     first, last = chosen.epochs[0].id, chosen.epochs[-1].id
     ids = f"Epoch {first}" if first == last else f"Epochs {first} to {last}"
     rows = counted(sum(row.rows_read for row in chosen.epochs), "row")

@@ -140,8 +140,10 @@ class PerKey:
         return {name: table for name, table in tables.items() if table.column_names}  # else nothing but empty lists
 
     def _tried(self, rows: pa.Table, epoch: Epoch) -> dict[str, pa.Table]:
-        """No rows: what the columns of the outputs are, as declared, or as the function returns for no rows of a
-        made-up key."""
+        """Return outputs without rows, for an input without rows.
+
+        Their columns are as declared, or as the function returns for no rows of a made-up key.
+        """
         if self._stage.declared:
             return {name: columns.empty_table() for name, columns in self._stage.declared}
         key = tuple(zero_of(field.type) for field in self._keys)
@@ -216,7 +218,10 @@ class PerKey:
             ) from error
 
     def _as_declared(self, rows: Sequence[Mapping[str, Any]], owners: Sequence[Any], output: pa.Schema) -> pa.Table:
-        """owners: the key of each row."""
+        """Return rows in the declared columns.
+
+        owners: The key of each row.
+        """
         fields = [Field(field.name, field.type, field.nullable, None) for field in output]
         values = [tuple([row[name] for name in output.names]) for row in rows]
         try:

@@ -87,7 +87,10 @@ class AsOfOperator(JoinOperator):
         return pa.schema([*self._shapes.keys, (sides.SIDE, pa.int8()), (NUMBER, pa.int64())])
 
     def _put(self, side: KeptSide, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """Rows of a side that arrive. Late facts are dropped; a late version is for the facts that are not late."""
+        """Put arriving rows of a side into state.
+
+        Late facts are dropped. A late version is kept for the facts that are not late.
+        """
         times = self._times(side, rows)
         if self._progress.before is not None and (late := times < self._progress.before).any():
             self.rows_late += int(late.sum())
@@ -130,7 +133,7 @@ class AsOfOperator(JoinOperator):
         self._count(batch, counts)
 
     def _remaining(self, moments: np.ndarray, groups: np.ndarray, batch: Batch, upto: int) -> np.ndarray:
-        """int64[k]: by key, the time from which the facts are that are still to be joined."""
+        """Return int64[k], by key the time of the earliest facts that are still to be joined."""
         remaining = np.full(len(batch), upto + 1)
         if len(moments) == EVICTED:  # of the last group there may be more
             remaining[batch.groups == groups[-1]] = moments[-1]
@@ -223,7 +226,7 @@ class _Due:
         return _Due(self.entries.filter(pa.array(mine)), self.codes[mine], self.of_side[mine], self.numbers[mine])
 
     def has(self, owners: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """bool[n]: which rows are among them."""
+        """Return bool[n], the rows that are among them."""
         mine = set(zip(self.codes.tolist(), self.numbers.tolist(), strict=True))
         return np.fromiter((pair in mine for pair in zip(owners, numbers, strict=True)), bool, len(owners))
 
@@ -255,7 +258,8 @@ class _Versions:
         return cls(owners[order], numbers[order], times[order], rows.take(pa.array(order)))
 
     def newest(self, codes: np.ndarray, times: np.ndarray, tolerance: int | None = None) -> np.ndarray:
-        """int64[n]: of keys, the place of the newest version that is not later than a time; -1: there is none.
+        """Return int64[n], for each key the place of the newest version that is not later than a time; -1: there is
+        none.
 
         Args:
             tolerance: How much older it may be, in microseconds.

@@ -272,13 +272,13 @@ class JoinOperator(EventTimeOperator):
         self._backend.write([], names + self._index(batch, side, codes, numbers, moments))
 
     def _times(self, side: KeptSide, rows: pa.Table) -> np.ndarray:
-        """int64[n], the event times of rows of a side in microseconds."""
+        """Return int64[n], the event times of rows of a side in microseconds."""
         assert self._join.times is not None, "the join goes by them"
         name = self._join.times[side.number]
         return event_times(pa.table({name: rows.column(sides.column(side.number, name))}), name, self._where)
 
     def _moments(self, side: KeptSide, times: np.ndarray | None, count: int) -> np.ndarray | None:
-        """When rows go, in microseconds; None: never."""
+        """Return the times at which rows go, in microseconds; None: never."""
         if times is not None and side.shift is not None:
             return times + side.shift
         return None if self._join.ttl is None else np.full(count, self._now + self._join.ttl)

@@ -100,7 +100,10 @@ class LookupOperator:
 
 
 def _values(lookup: Lookup, taken: Collection[str]) -> dict[str, pa.Field]:
-    """By the name under which it is handed out, each column of the table. taken: the names that rows have."""
+    """Return each column of the table by the name under which it comes out.
+
+    taken: The names that rows have.
+    """
     assert lookup.pinned is not None, "nobody asks before the table was looked at"
     values = [field for field in lookup.pinned.version.columns if field.name not in lookup.table_keys]
     return {field.name + lookup.suffix if field.name in taken else field.name: field for field in values}

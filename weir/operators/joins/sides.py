@@ -146,7 +146,7 @@ def names_in_table(stage: Stage, side: int) -> Callable[[str], str]:
 
 
 def widened(stage: Stage, side: int, rows: pa.Table, columns: pa.Schema) -> pa.Table:
-    """Rows of one side in the table's columns, behind their key group if they have it."""
+    """Return the rows of one side in the table's columns, behind their key group if they have it."""
     count, names = rows.num_rows, names_in_table(stage, side)
     given = {names(name): rows.column(name) for name in rows.column_names if name != GROUP}
     given[SIDE] = pa.array(np.full(count, side, np.int8))

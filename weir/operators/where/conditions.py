@@ -57,7 +57,7 @@ COMPARISONS: dict[str, Callable[[pl.Series, pl.Series], pl.Series]] = {
 
 
 def check_boolean(expression: Expression) -> None:
-    """Raises Refused for what is no condition."""
+    """Raise Refused for an expression that is no condition."""
     if expression.type.kind not in (BOOLEAN, NULL):
         raise Refused(f"{expression.text} is {expression.type}, not a condition")
 
@@ -182,7 +182,7 @@ def as_decimal(kind: Type) -> Type:
 
 
 def check_digits(whole: int, scale: int, text: str) -> None:
-    """Raises Refused for decimals that Spark rounds."""
+    """Raise Refused for decimals that Spark rounds."""
     if whole + scale > MOST_DIGITS:
         raise Refused(f"{text} needs decimals of more than {MOST_DIGITS} digits, which Spark rounds")
 
@@ -227,7 +227,7 @@ def to_double(kind: Type) -> Callable[[pl.Series], pl.Series]:
 
 
 def compared(comparison: str, left: Expression, right: Expression, text: str) -> Expression:
-    """One of the comparisons that are null where an operand is."""
+    """Return one of the comparisons that are null if an operand is null."""
     _check_range(comparison, left, right, text)
     operands = common([left, right], text)
     result = Expression(Type(BOOLEAN), strict(COMPARISONS[comparison], *operands), text, any_fails(operands))
@@ -244,7 +244,7 @@ def _check_range(comparison: str, left: Expression, right: Expression, text: str
 
 
 def same(left: Expression, right: Expression, text: str) -> Expression:
-    """`<=>`, for which null equals null."""
+    """Return `<=>`, for which null equals null."""
     first, second = operands = common([left, right], text)
     return Expression(Type(BOOLEAN), lambda rows: first.of(rows).eq_missing(second.of(rows)), text, any_fails(operands))
 
@@ -305,7 +305,7 @@ def _about_text(left: Expression, function: Callable[[pl.Series], pl.Series], te
 
 
 def part_of_text(name: str, left: Expression, part: Expression, text: str) -> Expression:
-    """contains, startswith and endswith."""
+    """Return contains, startswith and endswith."""
     if left.type.kind != STRING or not _written_out(part):
         raise Refused(f"{text}: only a text is searched, for another one that is written out")
     functions: dict[str, Callable[[pl.Series], pl.Series]] = {

@@ -136,7 +136,7 @@ def folded(expression: Expression, *operands: Expression) -> Expression:
 
 
 def nulls(kind: str) -> pl.Series:
-    """One null, for as many rows as there are."""
+    """Return one null, for as many rows as there are."""
     return pl.Series([None], dtype=HELD[kind])
 
 

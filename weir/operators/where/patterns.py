@@ -93,7 +93,7 @@ class _Translation:
         return f"({'' if remembered else '?:'}{inner})", empty
 
     def _character(self) -> str:
-        """One character or a class of some."""
+        """Read one character, or a class of some."""
         character = self._next()
         if character == ".":
             return _NO_LINE_END
@@ -191,7 +191,7 @@ def matched(text: Expression, pattern: Expression, sql: str) -> Expression:
 
 
 def extracted(arguments: Sequence[Expression], sql: str) -> Expression:
-    """regexp_extract(text, pattern, group): the group where the pattern is first, "" if it is nowhere."""
+    """Return regexp_extract(text, pattern, group): the group of the first match, "" if there is none."""
     text, pattern, *others = arguments
     written, groups = _translated(text, pattern, sql)
     group = others[0].value if others else 1

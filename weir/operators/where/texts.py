@@ -27,7 +27,7 @@ _PATTERN = re.compile(r"(?:yyyy|MM|dd|HH|mm|ss|[-/:. ,])+")
 
 
 def replaced(arguments: Sequence[Expression], text: str) -> Expression:
-    """replace(text, search, by)."""
+    """Return replace(text, search, by)."""
     value, (search, by) = _checked(arguments, (STRING, STRING, STRING), text)
     if not search:  # there Spark leaves the text as it is
         return value
@@ -35,7 +35,7 @@ def replaced(arguments: Sequence[Expression], text: str) -> Expression:
 
 
 def split_part(arguments: Sequence[Expression], text: str) -> Expression:
-    """split_part(text, delimiter, number), counted from 1, or from the end if it is negative."""
+    """Return split_part(text, delimiter, number), counted from 1, or from the end if the number is negative."""
     value, (delimiter, number) = _checked(arguments, (STRING, STRING, INTEGER), text)
     if not delimiter or not number:
         raise Refused(f"{text}: Spark has a rule of its own for an empty delimiter, and fails for part 0")
@@ -48,7 +48,7 @@ def split_part(arguments: Sequence[Expression], text: str) -> Expression:
 
 
 def date_formatted(arguments: Sequence[Expression], text: str) -> Expression:
-    """date_format(moment, pattern), of a pattern of whole years, months, days, hours, minutes and seconds."""
+    """Return date_format(moment, pattern), of a pattern of whole years, months, days, hours, minutes and seconds."""
     kind = arguments[0].type.kind
     moment, (pattern,) = _checked(arguments, (kind if kind in (DATE, TIMESTAMP) else TIMESTAMP, STRING), text)
     if not _PATTERN.fullmatch(pattern):

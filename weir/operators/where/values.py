@@ -123,7 +123,7 @@ def _quotient(dividend: np.ndarray, divisor: np.ndarray) -> np.ndarray:
 
 
 def _remainder(dividend: np.ndarray, divisor: np.ndarray) -> np.ndarray:
-    """With the sign of the dividend."""
+    """Return the remainder, with the sign of the dividend."""
     result: np.ndarray = np.fmod(dividend, divisor)
     return result
 
@@ -433,7 +433,7 @@ def case(branches: Sequence[tuple[Expression, Expression]], other: Expression, t
 
 
 def _first(arguments: Sequence[Expression], text: str) -> Expression:
-    """coalesce."""
+    """Return coalesce."""
     values, kind = _of_one_type(arguments, text)
 
     def of(rows: pl.DataFrame) -> pl.Series:

@@ -33,8 +33,9 @@ class Times:
 
 
 def times(footer: pq.FileMetaData, column: str) -> Times | None:
-    """Of a column of timestamps or dates, by the statistics of the row groups; None where they do not tell, or there is
-    no row.
+    """Return the least and greatest time of a column, by the statistics of the row groups; None if they do not tell.
+
+    The column is of timestamps or dates. None too if there is no row.
 
     Those of times of 96 bits, and of values by an old calendar, do not.
     """
@@ -153,7 +154,7 @@ def unknown(end: bytes) -> list[str]:
 
 
 def _leaves(footer: pq.FileMetaData, stored: pa.Schema) -> Iterator[tuple[pa.Field, list[pq.ColumnSchema]]]:
-    """Each column with the columns that it has in the file: a nested one may have several."""
+    """Return each column with the columns that it has in the file: a nested one may have several."""
     at = 0
     for field in stored:
         count = leaf_count(field.type)

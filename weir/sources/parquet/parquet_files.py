@@ -106,8 +106,10 @@ class ParquetFiles:
     def column(
         self, file: SourceFile, name: str, rows: int, without: np.ndarray = NO_ROWS
     ) -> Iterator[pa.ChunkedArray]:
-        """One column in its canonical type, so many rows at a time; of the file, no more than that column is read.
-        Raises as `fit`."""
+        """Yield one column in its canonical type, so many rows at a time.
+
+        Of the file, no more than that column is read. Raises as `fit`.
+        """
         for part in self._checked(file, self._some(file, [name], rows, WHOLE, without)):
             yield part.table.column(0)
 
@@ -143,8 +145,9 @@ class ParquetFiles:
                 raise
 
     def refuse_link(self, file: SourceFile, name: str) -> None:
-        """Raises InputError for a file that is a link out of the directory, or lies behind one: whoever may write there
-        could have any file of this host read.
+        """Raise InputError for a file that is a link out of the directory, or lies behind one.
+
+        Otherwise anybody who may write there could have any file of this host read.
 
         Args:
             name: The file's path below the directory.

@@ -182,7 +182,7 @@ class AvroReader:
             ) from error
 
     def _check_types(self) -> None:
-        """Raises InputError for a field that no column can have by itself."""
+        """Raise InputError for a field that no column can have by itself."""
         for field in self.stored:
             part = frames.unreadable(field.type)
             if part is not None:
@@ -194,7 +194,7 @@ class AvroReader:
                 )
 
     def _check_meanings(self) -> None:
-        """Raises InputError for a field that would be read as something else than what was written."""
+        """Raise InputError for a field that would be read as something else than what was written."""
         stored = {field.name: field.type for field in self.stored}
         for field in self.schema:
             if field.name in stored:

@@ -58,9 +58,11 @@ def _as(array: pa.Array, type: pa.DataType) -> pa.Array:
 
 
 def _leaf_as(array: pa.Array, type: pa.DataType) -> pa.Array:
-    """`_as` for values without parts. Arrow rounds floats to decimals, makes infinity of large ones and another number
-    of a decimal, takes no whole number as a decimal that is narrower than all of them, and reads texts by rules of its
-    own."""
+    """Convert values without parts, as `_as` does.
+
+    Arrow is not used: it rounds floats to decimals, makes infinity of large ones and another number of a decimal. It
+    takes no whole number as a narrower decimal, and reads texts by rules of its own.
+    """
     if pa.types.is_integer(array.type) and pa.types.is_decimal(type):
         return array.cast(_ALL_WHOLE).cast(type)
     if pa.types.is_decimal(array.type) and pa.types.is_floating(type):

@@ -1,4 +1,4 @@
-"""Examples in docstrings give what they show, and each public name has one."""
+"""Examples in docstrings give what they show, each public name has one, and first lines say what a function does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,22 +18,32 @@ from weir import agg, api, testing
 from weir.settings.configuration import PROJECT
 
 STEP = ">>> "
+NO_VERBS = re.compile(
+    r"(A|After|All|An|As|At|Before|Beside|By|Each|Every|For|From|How|If|In|It|Its|No|Not|Nothing|Of|On|One|Some|That"
+    r"|The|Their|Those|To|What|When|Where|Whether|Which|Who|Whoever|Whose|With|Without|None|True|False)\b"
+    r"|[a-z]|\w+Error\b"
+)
+"""Beginnings of first lines that are no imperative. Ruff's D401 finds some others."""
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def docstrings() -> Iterator[tuple[str, str]]:
+def docstrings(*rooms: str) -> Iterator[tuple[Path, Documented, str]]:
+    """Yield each docstring below some rooms, with its file and what it is of."""
+    for path in (path for room in rooms for path in sorted((PROJECT / room).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, Documented) and (docstring := ast.get_docstring(node)) is not None:
+                yield path.relative_to(PROJECT), node, docstring
+
+
+def examples() -> Iterator[tuple[str, str]]:
     """Yield each docstring with an example, by its place."""
-    for path in (path for room in ("weir", "state_ops") for path in sorted((PROJECT / room).rglob("*.py"))):
-        if STEP not in (text := path.read_text()):
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                docstring = ast.get_docstring(node) or ""
-                if STEP in docstring:
-                    line = node.body[0].lineno
-                    yield f"{path.relative_to(PROJECT)}:{getattr(node, 'name', line)}", docstring
+    for path, node, docstring in docstrings("weir", "state_ops"):
+        if STEP in docstring:
+            yield f"{path}:{getattr(node, 'name', node.body[0].lineno)}", docstring
 
 
-EXAMPLES = dict(docstrings())
+EXAMPLES = dict(examples())
 
 
 @pytest.mark.parametrize("place", EXAMPLES)
@@ -88,3 +99,14 @@ def test_every_aggregate_is_in_the_example_of_all():
     ]
     assert len(functions) > 8
     assert [name for name in functions if f"agg.{name}(" not in (agg.__doc__ or "")] == []
+
+
+def test_first_lines_say_what_a_function_does():
+    """A property's says what it is; a test's, and that of a setting's rule, the facts."""
+    found = []
+    for path, node, docstring in docstrings("weir", "state_ops", "assets", "infra"):
+        is_property = any("property" in ast.unparse(decorator) for decorator in getattr(node, "decorator_list", ()))
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("test_")
+        if is_function and not is_property and NO_VERBS.match(docstring):
+            found.append(f"{path}:{node.name}: {docstring.splitlines()[0]}")
+    assert found == []
