@@ -3,38 +3,44 @@
 tests/state_ops/backends/test_backends.py tests the contract for every backend; docs/reference/backends.md shows a small
 one.
 
-One subtask's epoch, which is one attempt:
+One subtask's epoch is one attempt, with these calls:
 
     open(directory)  ->  multi_get, scan, write ...  ->  snapshot(target), if something was written  ->  close
 
-- **The directory belongs to this attempt alone**, and lies on a local disk. It is empty when there is no state yet;
-  else it holds the base snapshot's files, flat, under the names that they had. Afterwards it is removed.
-- **Files that `is_immutable` names are hard links.** Other checkpoints' files are the very same inodes, so they must
-  never be changed in place, nor truncated, nor opened for writing; deleting one, or renaming another file over it, is
-  fine. All others are copies, to do with as one likes. The answer depends on the name alone and must not change from
-  one release to the next.
-- **A snapshot is a set of files.** The files that it lists are uploaded; the next epoch's directory holds no others. A
-  file that is the very inode of the base's is not uploaded again: the checkpoint names its object once more. So the
-  name of an immutable file must never come back with other content in one lineage of snapshots.
+Rules:
+
+- **The directory belongs to this attempt alone**, and lies on a local disk. Without state it is empty. Otherwise it
+  holds the base snapshot's files, flat, under the names that they had. It is removed afterwards.
+- **Files that `is_immutable` names are hard links** to files of other checkpoints. Never change such a file in place,
+  truncate it, or open it for writing. You may delete it, or rename another file over it. The answer of `is_immutable`
+  depends on the name alone, and must not change from one release to the next.
+- **All other files are copies.** You may change them.
+- **A snapshot is a set of files.** The files that `snapshot` returns are uploaded, and the next epoch's directory holds
+  no others. A file that is the same inode as in the base is not uploaded again: the checkpoint names its object once
+  more. So the name of an immutable file must never come back with other content in one lineage of snapshots.
 - **A checkpoint is the only durability.** Nothing has to survive a crash before the snapshot, so a backend needs no log
   and no fsync.
 - **The backend finds damage in immutable files.** They are linked unread, so each needs checksums that are verified
   when it is read. Damage raises DamageError and never gives other values. Copied files are compared with the digests in
-  the checkpoint before `open` sees them.
+  the checkpoint before `open` is called.
 
-What is not called, and what is not promised:
+Not promised:
 
-- After a failure nothing but `close` is called, and `close` may fail then as well; after a crash not even that. A
-  directory that was left is never opened again, and a snapshot that was begun may end up in no checkpoint.
-- `close` is called after `snapshot` and before the upload: what `target` holds has to stand without the open backend.
-- An epoch that is replayed, a speculative twin and a fork each open the same base again, perhaps at the same time and
-  on the same host. Each has a directory of its own with the same inodes.
-- One thread uses a backend at a time; several backends may be open in one process, one after the other or at once.
+- After a failure only `close` is called, and `close` may fail too. After a crash not even `close` is called. A
+  directory that is left over is never opened again. A snapshot that was begun may become part of no checkpoint.
+- `close` is called after `snapshot` and before the upload. So the files in `target` must be complete without the open
+  backend.
+- A replayed epoch, a speculative twin and a fork open the same base again, perhaps at the same time and on the same
+  host. Each has a directory of its own with the same inodes.
+- One thread uses a backend at a time. Several backends may be open in one process at once.
 - A backend for reading (`weir state get`) is opened, read and closed, without a snapshot.
 
-Errors: DamageError when what Weir wrote is not what is read, TransientError when the machine or the disk is short of
-something and a replay may succeed, ConfigurationError for a setting. Whatever else is raised declines the epoch as an
-error of the stage.
+Errors:
+
+- DamageError: Data that Weir wrote has changed.
+- TransientError: The machine or the disk is short of something, and a replay may succeed.
+- ConfigurationError: A setting is wrong.
+- Any other error declines the epoch, as an error of the stage.
 """
 
 from __future__ import annotations
@@ -52,11 +58,15 @@ BEYOND = b"\xff" * 9
 
 @dataclass(frozen=True, slots=True)
 class SortedRun(Sequence[tuple[bytes, bytes]]):
-    """Puts whose keys ascend strictly, probably the last of an epoch: a backend that keeps sorted runs may keep them as
-    they are. With `more`, runs of higher keys probably follow in this epoch, and nothing of lower ones.
+    """Puts whose keys ascend strictly, probably the last ones of an epoch.
 
-    To every other one it is a sequence of pairs, which are only made when they are asked for. The field is not called
-    `keys`: dict() would take the run for a mapping.
+    A backend that keeps sorted runs may keep them as they are. To any other backend this is a sequence of pairs, which
+    are made when they are asked for.
+
+    Attributes:
+        ascending: The keys. The field is not called `keys`, since dict() would take the run for a mapping.
+        values: Their values.
+        more: True if runs of higher keys probably follow in this epoch, and no lower keys.
     """
 
     ascending: list[bytes]
@@ -80,47 +90,65 @@ class SortedRun(Sequence[tuple[bytes, bytes]]):
 
 
 class Backend(Protocol):
-    """One subtask's ordered key-value store, raw bytes in and out. Keys are not empty, and ordered bytewise."""
+    """One subtask's ordered key-value store of raw bytes. Keys are not empty, and are ordered bytewise."""
 
     @property
     def written(self) -> bool:
-        """Whether the state may differ from the base's: true from the first write of at least one put or delete.
+        """True from the first write of at least one put or delete: the state may differ from the base's.
 
-        While it is false no snapshot is taken, and the base's files stand for this epoch too.
+        While it is false no snapshot is taken, and the checkpoint names the base's files again.
         """
         ...
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of `keys` in their order; None where there is none. Keys may repeat, and are in no
-        order."""
+        """Return the value of each key, in the order of `keys`; None for a key without a value.
+
+        Args:
+            keys: Keys in any order. A key may occur several times.
+
+        Raises:
+            DamageError: A file is damaged.
+        """
         ...
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Apply one batch, all or nothing, visible at once. Deletes come first; of several puts of a key the last
-        counts.
+        """Apply one batch, all or nothing, visible at once.
 
-        Deleting a key that is not there is no error. Empty values are values. puts may be a `SortedRun`; then deletes
-        ascend strictly as well.
+        Args:
+            puts: Keys with their values, applied after the deletes. Of several puts of a key the last one counts. An
+                empty value is a value. With a `SortedRun`, deletes ascend strictly as well.
+            deletes: Keys to delete. A key that is not there is no error.
         """
         ...
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end, in key order. Nothing is written before the iterator is exhausted or
-        dropped."""
+        """Yield the entries with start <= key < end, in key order.
+
+        Nothing is written before the iterator is exhausted or dropped.
+
+        Raises:
+            DamageError: A file is damaged.
+        """
         ...
 
     def approximate_entries(self) -> int:
-        """Return roughly how many entries there are, without looking at them.
+        """Return roughly the number of entries, without a look at them.
 
-        The number decides what is cheaper, never what is right.
+        The number decides which way is cheaper, never a result.
         """
         ...
 
     def snapshot(self, target: Path) -> list[Path]:
-        """Make `target`, which does not exist, and put the state of this moment there as files; returns those.
+        """Write the state of this moment as files into a new directory.
 
-        Directly in `target`, with plain names that do not begin with a dot; files that are not returned are ignored.
-        No files at all stand for an empty state. This is the barrier: it delays the epoch, the upload does not count.
+        This is the barrier: its time delays the epoch, that of the upload does not.
+
+        Args:
+            target: The directory, which does not exist yet.
+
+        Returns:
+            The files of the snapshot, directly in `target`, with plain names that do not begin with a dot; none for an
+            empty state. Other files there are ignored.
         """
         ...
 
@@ -130,37 +158,48 @@ class Backend(Protocol):
 
 
 class Frozen(Protocol):
-    """A state as it was at a barrier. Nobody changes it any more, so that it may be written while the next epoch works
-    on it.
+    """A state as it was at a barrier, which may be written while the next epoch goes on from it.
 
-    files: names of what `write` makes; the factory calls all of them immutable. file_bytes: of these files;
-    memory_bytes: what it takes in this process. Both are estimates: they decide what may wait, never what is right.
+    Nobody changes it any more. `file_bytes` and `memory_bytes` are estimates: they decide what may wait, never a
+    result.
     """
 
     @property
-    def files(self) -> tuple[str, ...]: ...
+    def files(self) -> tuple[str, ...]:
+        """The names of the files that `write` makes. The factory calls all of them immutable."""
+        ...
+
     @property
-    def file_bytes(self) -> int: ...
+    def file_bytes(self) -> int:
+        """The bytes of these files."""
+        ...
+
     @property
-    def memory_bytes(self) -> int: ...
+    def memory_bytes(self) -> int:
+        """The bytes that the state takes in this process."""
+        ...
 
     def write(self, target: Path) -> list[Path]:
-        """Write the snapshot as `Backend.snapshot` does, in a thread of its own, beside backends that `reopen` has
-        opened.
+        """Write the snapshot as `Backend.snapshot` does.
+
+        It is called in a thread of its own, beside backends that `reopen` has opened.
         """
         ...
 
     def reopen(self, options: BackendOptions) -> Backend:
-        """Open the state as it was, without its files. Later writes show only in the backend that is returned."""
+        """Open the state as it was, without its files.
+
+        Later writes show only in the backend that is returned.
+        """
         ...
 
 
 @runtime_checkable
 class Freezing(Protocol):
-    """An option of a backend: snapshots that are written after the barrier (`state.asynchronous_snapshots`)."""
+    """Implement this too for snapshots that are written after the barrier (`state.asynchronous_snapshots`)."""
 
     def freeze(self) -> Frozen:
-        """Return the state of this moment, in no more time than it takes to hold on to it.
+        """Return the state of this moment, without writing it.
 
         Only `close` is called afterwards.
         """
@@ -169,7 +208,10 @@ class Freezing(Protocol):
 
 @runtime_checkable
 class Clipping(Protocol):
-    """An option of a backend: without it, entries are deleted one by one when a subtask's key groups change."""
+    """Implement this too for fast rescaling.
+
+    Without it, entries are deleted one by one when a subtask's key groups change.
+    """
 
     def keep_only(self, start: bytes, end: bytes) -> None:
         """Forget all entries but those with start <= key < end. The state counts as written."""
@@ -178,7 +220,10 @@ class Clipping(Protocol):
 
 @runtime_checkable
 class Backwards(Protocol):
-    """An option of a backend: without it, the last entries of a range are found by reading all of it."""
+    """Implement this too if a range can be read from its end.
+
+    Without it, the last entries of a range are found by reading all of it.
+    """
 
     def scan_back(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Scan as `Backend.scan` does, the highest key first."""
@@ -187,7 +232,10 @@ class Backwards(Protocol):
 
 @runtime_checkable
 class Tracing(Protocol):
-    """An option of a backend: without it, any file of its snapshots may have traces of any key."""
+    """Implement this too if files of deleted keys can be told, for `weir state delete`.
+
+    Without it, any file of a snapshot may have traces of any key.
+    """
 
     def has_traces(self, start: bytes, end: bytes) -> bool:
         """Return whether files of the state may still have bytes of keys with start <= key < end, deleted or not."""
@@ -202,7 +250,7 @@ class BackendOptions:
         memory_mb: MiB for all state of this process together.
         max_state_size_mb: MiB of keys and values that one subtask may have in the memory backend.
         own: `state.options`, for backends of third parties.
-        where: The owner of the state, for messages.
+        where: The owner of the state, for error messages.
         compression: The compression of RocksDB's files.
     """
 
@@ -224,11 +272,9 @@ class BackendFactory(Protocol):
     def format(self) -> str: ...
 
     def is_immutable(self, name: str) -> bool:
-        """Return whether a snapshot's file of this name is never changed in place, and can tell damage from data by
-        itself.
-        """
+        """Return whether a snapshot's file of this name is never changed in place, and has checksums of its own."""
         ...
 
     def open(self, directory: Path, options: BackendOptions) -> Backend:
-        """Open the state whose files are in `directory`, or an empty one if it holds none."""
+        """Open the state whose files are in `directory`, or an empty state if there are no files."""
         ...

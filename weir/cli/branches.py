@@ -196,15 +196,16 @@ def _number(value: int) -> str:
 def backfill(
     pipeline: Name,
     start: Annotated[
-        datetime, typer.Option("--from", formats=_DAYS, help="The first day, or hour, of event time, in UTC.")
+        datetime,
+        typer.Option("--from", formats=_DAYS, help="The first day, or hour, of the range of event time, in UTC."),
     ],
-    end: Annotated[datetime, typer.Option("--to", formats=_DAYS, help="The end, which is not part of it.")],
+    end: Annotated[datetime, typer.Option("--to", formats=_DAYS, help="The end of the range, exclusive.")],
     replaces: Annotated[
         str | None, typer.Option(help="since: state and all rows since the range began; range: its rows alone.")
     ] = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Promote at once what the gates let through.")] = False,
+    promote: Annotated[bool, typer.Option("--promote", help="Promote at once, if the gates pass.")] = False,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write what differs to this file, as Markdown.")
+        Path | None, typer.Option("--report", metavar="FILE", help="Write the differences to this file, as Markdown.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -263,7 +264,7 @@ def promote(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Make a branch's state and rows the pipeline's, instead of what it made of the same input since the fork.
+    """Make a branch's state and rows the pipeline's, instead of those that it made of the same input since the fork.
 
     The branch catches up first; then a running coordinator is stopped at its barrier, and not started again: the next run has to have the
     branch's code. `weir rewind` to the checkpoint before takes it back.

@@ -152,7 +152,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="In spite of the obstacles that are shown. Others that come up meanwhile end it, with nothing changed.",
+        help="Go on despite the obstacles that are shown. A new obstacle ends the command, with nothing changed.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]

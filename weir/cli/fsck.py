@@ -35,7 +35,9 @@ def fsck(
     quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only; read no contents.")] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Show what would be repaired, then do it: what nothing live references goes."),
+        typer.Option(
+            "--repair", help="Show the repairs, then make them: files that nothing live references are deleted."
+        ),
     ] = False,
     yes: Yes = False,
     json: Json = False,

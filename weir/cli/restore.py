@@ -48,13 +48,13 @@ def restore(
     savepoint: AtSavepoint = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be fetched.")] = False,
     storage: Annotated[
-        bool, typer.Option("--storage", help="Read every object in storage, also where this host has copies of it.")
+        bool, typer.Option("--storage", help="Read every object in storage, also if this host has copies of it.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Fetch a checkpoint to this host and prove it: every digest, opened, its keys where they belong. Then a run starts from here.
 
-    Of what this host has already only the sizes are compared in storage, unless --storage is given. Changes nothing in storage but a row in registry/restores, and may run beside a coordinator. To go on from an older
+    For files that this host has already, only the sizes in storage are compared, unless --storage is given. Changes nothing in storage but a row in registry/restores, and may run beside a coordinator. To go on from an older
     checkpoint: weir rewind. Exit code 1 if the checkpoint is damaged.
     """
     at = one_of(checkpoint, savepoint)
@@ -117,7 +117,7 @@ def rewind(
             autocompletion=completion.moments,
         ),
     ] = None,
-    savepoint: Annotated[str | None, typer.Option(hidden=True, help="As --to NAME, as it was called before.")] = None,
+    savepoint: Annotated[str | None, typer.Option(hidden=True, help="The earlier name of --to NAME.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     force: Force = False,
     reason: Annotated[str, typer.Option(help="A note that `weir checkpoints` shows.")] = "",
@@ -126,7 +126,7 @@ def rewind(
 ) -> None:
     """Take state, source positions and all sink tables back to one checkpoint, together. The next run reads the input again from there.
 
-    What is abandoned stays in the registry until it is pruned, and is never published again. No coordinator may be running.
+    Checkpoints that are abandoned stay in the registry until they are pruned, and are never published again. No coordinator may be running.
     """
     if (to is None) == (savepoint is None):
         raise ConfigurationError(
@@ -224,7 +224,7 @@ def seek(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Read a source on from somewhere else. State and tables stay as they are: what is read twice counts twice, and what is passed over is never read.
+    """Read a source on from another position. State and tables stay as they are: rows that are read twice count twice, and rows that are passed over are never read.
 
     It is a checkpoint of its own, which a rewind takes back. No coordinator may be running.
     """

@@ -67,10 +67,13 @@ def stop(
     drain: Annotated[
         bool,
         typer.Option(
-            "--drain", help="First work off what has arrived and close every window. Later rows for those are late."
+            "--drain",
+            help="First apply all rows that have arrived and close every window. Later rows for these windows are late.",
         ),
     ] = False,
-    savepoint: Annotated[str | None, typer.Option(help="At the end, name the newest checkpoint so.")] = None,
+    savepoint: Annotated[
+        str | None, typer.Option(help="At the end, make the newest checkpoint a savepoint of this name.")
+    ] = None,
 ) -> None:
     """Ask the running coordinator to end at its next barrier, and wait for it.
 

@@ -34,7 +34,8 @@ def savepoint(
     drop: Annotated[
         str | None,
         typer.Option(
-            help="Take this savepoint's name away; what only it kept goes.", autocompletion=completion.savepoints
+            help="Remove this savepoint; checkpoints and files that only it kept are deleted.",
+            autocompletion=completion.savepoints,
         ),
     ] = None,
     reason: Annotated[str, typer.Option(help="A note that `weir savepoints` shows.")] = "weir savepoint",
@@ -126,12 +127,14 @@ def _facts(pin: Pin) -> dict[str, Any]:
 
 def prune(
     pipeline: Name,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go and why; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be deleted and why; change nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Drop the checkpoints that nothing keeps, and the objects that only they name. Every epoch does this by itself.
 
-    Also removes what dead attempts left. Where a coordinator runs, it is asked to.
+    Also removes the files that dead attempts left. If a coordinator runs, it is asked to.
     """
     from weir.run import maintenance
 

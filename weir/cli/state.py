@@ -80,7 +80,7 @@ def state_get(
     checkpoint: AtCheckpoint = None,
     savepoint: AtSavepoint = None,
     history: Annotated[
-        bool, typer.Option("--history", help="When it changed: each retained checkpoint that has it otherwise.")
+        bool, typer.Option("--history", help="Show each retained checkpoint in which the key changed.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -118,7 +118,7 @@ def state_scan(
     stage: Stage,
     checkpoint: AtCheckpoint = None,
     savepoint: AtSavepoint = None,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Print at most so many rows.")] = None,
     format: Shape = Format.TABLE,
     output: Output = None,
     force: Force = False,
@@ -183,7 +183,7 @@ def state_diff(
         typer.Argument(help="A checkpoint's id or a savepoint's name.", metavar="A", autocompletion=completion.moments),
     ],
     second: Annotated[str, typer.Argument(help="Another one.", metavar="B", autocompletion=completion.moments)],
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many differences.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show at most so many differences.")] = None,
     format: Shape = Format.TABLE,
     output: Output = None,
     force: Force = False,

@@ -152,7 +152,7 @@ def report(
     pipeline: Name,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="DIR", help="Where the Data Docs go; by default below local.work_dir."),
+        typer.Option("--to", metavar="DIR", help="The directory for the Data Docs; by default below local.work_dir."),
     ] = None,
     html: Annotated[
         Path | None,
@@ -160,9 +160,13 @@ def report(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="With --html: what happened since; 90m, 6h, 2d, or a time such as 2026-05-01T03:00Z."),
+        typer.Option(
+            help="With --html: the time from which on the page reports; 90m, 6h, 2d, or a time such as 2026-05-01T03:00Z."
+        ),
     ] = None,
-    last: Annotated[int, typer.Option(help="With --html: how many epochs at most, the newest.", min=1, max=1000)] = 100,
+    last: Annotated[
+        int, typer.Option(help="With --html: the largest number of epochs to show, the newest ones.", min=1, max=1000)
+    ] = 100,
     json: Json = False,
 ) -> None:
     """Make Great Expectations' Data Docs: all gates and restore expectations, asked of the newest rows, state and figures.

@@ -70,7 +70,7 @@ class PromoteConfig(dg.Config):
     accept: list[str] = Field(
         [],
         description=(
-            "Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run."
+            "Obstacles to go on despite, word for word as a dry run has shown them. Any other obstacle ends the run."
         ),
     )
     reason: str = Field("promote job", description="A note that the list of checkpoints shows.")

@@ -44,7 +44,11 @@ def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         name=f"{pipeline.name}_restore_drill",
         specs=[
-            dg.AssetCheckSpec(COMES_BACK, asset=asset, description="Restored, replayed, and the state is the same."),
+            dg.AssetCheckSpec(
+                COMES_BACK,
+                asset=asset,
+                description="The checkpoint was restored and its epoch replayed, with the same state.",
+            ),
             dg.AssetCheckSpec(
                 IN_TIME, asset=asset, description="Within the objectives in the settings (restore.recovery_*)."
             ),

@@ -57,7 +57,9 @@ class SavepointConfig(dg.Config):
     """The options of the savepoint job."""
 
     name: str = Field(description="Required. The savepoint's name: letters, digits, dots, dashes and underscores.")
-    drop: bool = Field(False, description="Take the name away instead; what only it kept goes.")
+    drop: bool = Field(
+        False, description="Remove the savepoint instead; checkpoints and files that only it kept are deleted."
+    )
     reason: str = Field("savepoint job", description="A note that the list of savepoints shows.")
 
 
@@ -77,7 +79,7 @@ class RewindConfig(dg.Config):
     accept: list[str] = Field(
         [],
         description=(
-            "Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run."
+            "Obstacles to go on despite, word for word as a dry run has shown them. Any other obstacle ends the run."
         ),
     )
     reason: str = Field("rewind job", description="A note that the list of checkpoints shows.")
@@ -86,8 +88,8 @@ class RewindConfig(dg.Config):
 class StopConfig(dg.Config):
     """The options of the stop job."""
 
-    drain: bool = Field(False, description="First work off what has arrived and close every window.")
-    savepoint: str | None = Field(None, description="At the end, name the newest checkpoint so.")
+    drain: bool = Field(False, description="First apply all rows that have arrived and close every window.")
+    savepoint: str | None = Field(None, description="At the end, make the newest checkpoint a savepoint of this name.")
 
 
 class DataDocsConfig(dg.Config):
@@ -95,16 +97,16 @@ class DataDocsConfig(dg.Config):
 
     directory: str | None = Field(
         None,
-        description=(
-            "Where the pages go: an empty directory, or one with earlier ones. By default below local.work_dir."
-        ),
+        description=("The directory for the pages: empty, or with earlier ones. By default below local.work_dir."),
     )
 
 
 class UpkeepConfig(dg.Config):
     """The options of the job for retention and fsck."""
 
-    prune: bool = Field(True, description="Drop the checkpoints that nothing keeps, and what dead attempts left.")
+    prune: bool = Field(
+        True, description="Drop the checkpoints that nothing keeps, and the files that dead attempts left."
+    )
     quick: bool = Field(False, description="Compare sizes only; read no contents.")
 
 

@@ -31,7 +31,7 @@ def debug(
         str | None,
         typer.Option(
             metavar="STAGE",
-            help="The stage's uid, where several could be meant.",
+            help="The stage's uid, if several could be meant.",
             autocompletion=completion.stages,
         ),
     ] = None,
@@ -43,7 +43,7 @@ def debug(
         bool, typer.Option("--pdb", help="Stop in the stage's function where it gets the key, and where it raises.")
     ] = False,
     spark: Spark = False,
-    limit: Annotated[int, typer.Option(min=0, metavar="N", help="How many rows of each kind are shown.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="The number of rows of each kind to show.")] = 20,
     json: Json = False,
 ) -> None:
     """Play one stage's part of an epoch again, without Spark: rows in, state before and after, rows out, and whether they are what the epoch made.

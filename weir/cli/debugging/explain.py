@@ -26,10 +26,10 @@ def explain(
     pipeline: Name,
     table: Annotated[str, typer.Argument(help="The table.", metavar="TABLE", autocompletion=completion.tables)],
     row: Annotated[
-        str, typer.Option("--row", metavar="WHERE", help="Which row: a condition on columns of the table, as SQL.")
+        str, typer.Option("--row", metavar="WHERE", help="The row: a condition on columns of the table, as SQL.")
     ],
     spark: Spark = False,
-    limit: Annotated[int, typer.Option(min=0, metavar="N", help="How many rows of each kind are shown.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, metavar="N", help="The number of rows of each kind to show.")] = 20,
     json: Json = False,
 ) -> None:
     """Tell where a row of a table came from: epoch, slice, files and rows, state before and after, and code; through

@@ -22,11 +22,11 @@ def _group() -> None:
 
 @app.command()
 def pipeline(
-    name: Annotated[str, typer.Argument(help="What it is called: by this name its storage is found.")],
-    source: Annotated[str, typer.Option(help=f"Where rows come from: {', '.join(SOURCES)}.")] = "parquet",
-    sink: Annotated[str, typer.Option(help=f"Where rows go: {', '.join(SINKS)}.")] = "append",
+    name: Annotated[str, typer.Argument(help="The pipeline's name, by which its storage is found.")],
+    source: Annotated[str, typer.Option(help=f"The source of its rows: {', '.join(SOURCES)}.")] = "parquet",
+    sink: Annotated[str, typer.Option(help=f"The sink of its rows: {', '.join(SINKS)}.")] = "append",
     package: Annotated[
-        str | None, typer.Option(help="The package it belongs to; by default what pyproject.toml says in [tool.weir].")
+        str | None, typer.Option(help="The pipeline's package; by default that of [tool.weir] in pyproject.toml.")
     ] = None,
 ) -> None:
     """Write a pipeline, its test and its settings, all of which work at once and are yours to change.

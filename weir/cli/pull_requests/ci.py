@@ -35,8 +35,8 @@ _Samples = Annotated[
         min=0,
         metavar="N",
         help=(
-            "How many rows and keys that differ are shown of each table and stage. 0: no value of a row is shown or"
-            " logged, and nothing that the code prints."
+            "The number of differing rows and keys to show of each table and stage. 0: no value of a row is shown or"
+            " logged, nor anything that the code prints."
         ),
     ),
 ]
@@ -49,24 +49,28 @@ def ci(
         typer.Option(
             "--from",
             metavar="BRANCH",
-            help="Whose epochs are replayed: main is the pipeline itself, else a branch of it.",
+            help="The epochs to replay: those of main, the pipeline itself, or of a branch.",
             autocompletion=completion.branches,
         ),
     ] = MAIN,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest epochs are replayed.")] = 2,
+    epochs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="The number of epochs to replay, the newest ones.")
+    ] = 2,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the comment to this file; by default it is printed.")
     ] = None,
     scratch: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where everything is written meanwhile; by default below local.work_dir."),
+        typer.Option(
+            metavar="DIR", help="A directory for everything that is written meanwhile; by default below local.work_dir."
+        ),
     ] = None,
     samples: _Samples = 10,
     fail_on: Annotated[
         str,
         typer.Option(
             metavar="WHAT",
-            help=f"What ends it with exit code 1, with commas between: {', '.join(KINDS)}; or nothing.",
+            help=f"Findings that end the command with exit code 1, with commas between: {', '.join(KINDS)}; or nothing.",
         ),
     ] = ",".join(DEFAULT_FAILURES),
     in_process: Annotated[
