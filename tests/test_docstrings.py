@@ -6,16 +6,23 @@ import ast
 import doctest
 import inspect
 import re
+import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import weir
-from weir import agg, api, testing
-from weir.settings.configuration import PROJECT
+from weir import agg, api, debugging, state_reader, state_writer, testing
+from weir.dagster import definitions
+from weir.dagster.component import WeirPipelineComponent
+from weir.execution.in_process import InMemoryExecutor
+from weir.loading import load_pipeline
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT, load
 
 STEP = ">>> "
 NO_VERBS = re.compile(
@@ -44,22 +51,87 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 EXAMPLES = dict(examples())
+ON_SPARK = "weir/state_reader.py:dataframe"
+IN_A_PROJECT = ("weir/debugging.py:", "weir/state_writer.py:", "weir/dagster/", ON_SPARK)
+"""The beginnings of places whose examples are about a pipeline that has run."""
 
 
-@pytest.mark.parametrize("place", EXAMPLES)
-def test_an_example_gives_what_it_shows(place, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    example = doctest.DocTestParser().get_doctest(EXAMPLES[place], {"__name__": "example"}, place, None, 0)
+def check(place: str, **given: Any) -> None:
+    """Run an example. It imports all that it needs but what is given."""
+    example = doctest.DocTestParser().get_doctest(EXAMPLES[place], {"__name__": "example", **given}, place, None, 0)
     said: list[str] = []
     result = doctest.DocTestRunner(optionflags=doctest.REPORT_ONLY_FIRST_FAILURE).run(example, out=said.append)
     assert result.attempted
     assert not result.failed, "".join(said)
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> Path:
+    """A project whose pipeline `shop` has run two epochs. For reading only."""
+    root = tmp_path_factory.mktemp("shop")
+    module = """
+        from weir import Pipeline, agg, aggregate, delta, files
+
+        orders = files("{landing}/*.parquet", name="orders")
+        totals = aggregate("totals", orders, key="customer", spent=agg.sum("price"), sink=delta.append("totals"))
+        pipeline = Pipeline("shop", (totals,), max_parallelism=8)
+    """
+    configuration = f"""
+        storage: {{root: {root}/storage}}
+        local: {{work_dir: {root}/work}}
+        checkpoints: {{num_retained: 2}}
+        spark: {{parallelism: 1}}
+        pipelines: {{shop: {{object: "shop:pipeline", params: {{landing: {root}/landing}}}}}}
+    """
+    (root / "shop.py").write_text(textwrap.dedent(module))
+    (root / "weir.yaml").write_text(textwrap.dedent(configuration))
+    (root / "landing").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(root)
+        settings = load({"WEIR_CONFIG": str(root / "weir.yaml")})
+        for epoch, rows in enumerate(([("ann", 20), ("bob", 7)], [("ann", 5)])):
+            orders = pl.DataFrame(rows, ["customer", "price"], orient="row")
+            orders.write_parquet(root / "landing" / f"orders-{epoch}.parquet")
+            pipeline = load_pipeline("shop", settings)
+            list(run(pipeline, settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    return root
+
+
+@pytest.fixture
+def project(ran, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(ran)
+    monkeypatch.setenv("WEIR_CONFIG", str(ran / "weir.yaml"))
+
+
+@pytest.mark.parametrize("place", [place for place in EXAMPLES if not place.startswith(IN_A_PROJECT)])
+def test_an_example_gives_what_it_shows(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check(place)
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("place", [place for place in EXAMPLES if place.startswith(IN_A_PROJECT[:-1])])
+def test_an_example_about_a_pipeline_that_has_run_gives_what_it_shows(place):
+    check(place)
+
+
+@pytest.mark.usefixtures("project")
+def test_the_example_on_spark_gives_what_it_shows(spark):
+    check(ON_SPARK, spark=spark)
+
+
 def public() -> dict[str, Any]:
     """Return what people import, by name."""
     given = {name: getattr(weir, name) for name in api.__all__}
-    return given | {f"testing.{name}": getattr(testing, name) for name in testing.__all__}
+    given |= {f"testing.{name}": getattr(testing, name) for name in testing.__all__}
+    return given | {
+        "dagster.definitions": definitions,
+        "dagster.component.WeirPipelineComponent": WeirPipelineComponent,
+        "debugging.debug": debugging.debug,
+        "debugging.explain": debugging.explain,
+        "state_reader.dataframe": state_reader.dataframe,
+        "state_writer.write": state_writer.write,
+    }
 
 
 def is_alias(value: Any) -> bool:

@@ -1,13 +1,12 @@
-"""An epoch that was, played again in this process, for notebooks and debuggers; `weir debug` and `weir explain` show
-the same.
+"""Play a past epoch again in this process, for notebooks and debuggers.
 
     from weir import debugging
     seen = debugging.debug("flights", epoch=17, key="N14228", stage="aircraft_rotation")
     seen.rows, seen.before, seen.after, seen.out       # Polars frames
-    seen.differences                                   # what is otherwise than the epoch made it; none: nothing
+    seen.differences                                   # how the replay differs from the epoch; empty: not at all
 
-A `breakpoint()` in the stage's function stops there, and so does `stop=pdb.Pdb`. Nothing is written to the pipeline's
-storage but the holds by which a coordinator leaves the checkpoints alone meanwhile.
+`weir debug` and `weir explain` show the same. A `breakpoint()` in the stage's function stops there, and so does
+`stop=pdb.Pdb`. Nothing is written to the pipeline's storage but the holds that keep the checkpoints meanwhile.
 """
 
 from __future__ import annotations
@@ -40,19 +39,34 @@ def debug(
     spark: bool = False,
     settings: Settings | None = None,
 ) -> Played:
-    """Play one stage's part of an epoch again, and compare it with what the epoch made.
+    """Play one stage's part of an epoch again, and compare it with the rows and state of the epoch.
 
     Args:
-        pipeline: Itself, or its name in the configuration.
-        stage: The stage's uid; by default the pipeline's only one, or the only one with a key like that.
-        key: A value, or one for each key column. Its subtask is played, and what is shown is of the key alone.
-        subtask: The subtask instead. With neither all are played.
-        stop: Makes a debugger, such as `pdb.Pdb`, which stops in the stage's function where this gets the key.
-        spark: Whether Spark may evaluate what Python does not: a transform, and some conditions.
-        settings: By default those of WEIR_ENV.
+        pipeline: The pipeline, or its name in the configuration.
+        epoch: The epoch, which is its checkpoint's id.
+        stage: The stage's uid; by default the only stage, or the only one with such a key.
+        key: A value, or one for each key column. The key's subtask is played, and the result has this key alone.
+        subtask: The number of the subtask, instead of a key. With neither, all subtasks are played.
+        stop: A function that makes a debugger, such as `pdb.Pdb`. It stops in the stage's function when this gets the
+            key.
+        spark: True if Spark may evaluate what Python cannot: a transform, and some conditions.
+        settings: The configuration; by default that of WEIR_ENV.
+
+    Returns:
+        The rows, the state before and after, the outputs, and the differences.
 
     Raises:
-        WeirError: The epoch or its input is not there any more, or the stage fails over it as it did.
+        WeirError: The epoch or its input is not there any more, or the stage fails as it did.
+
+    Example:
+        The pipeline `shop` sums the prices of each customer's orders.
+
+        >>> from weir import debugging
+        >>> played = debugging.debug("shop", epoch=2, key="ann")
+        >>> played.before.to_dicts(), played.after.to_dicts()
+        ([{'customer': 'ann', 'spent': 20}], [{'customer': 'ann', 'spent': 25}])
+        >>> played.differences
+        ()
     """
     settings = settings or load()
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
@@ -63,17 +77,27 @@ def debug(
 def explain(
     pipeline: str | Pipeline, table: str, row: str, *, spark: bool = False, settings: Settings | None = None
 ) -> Explained:
-    """Say where the first row of a table came from that satisfies a condition.
+    """Return the origin of the first row of a table that satisfies a condition.
 
     Args:
-        pipeline: Itself, or its name in the configuration.
+        pipeline: The pipeline, or its name in the configuration.
         table: The sink's name.
-        row: The condition, as a stage's `where`, of columns of the table.
-        spark: Whether Spark may evaluate what Python does not: a transform, and some conditions.
-        settings: By default those of WEIR_ENV.
+        row: The condition, as a stage's `where`, on columns of the table.
+        spark: True if Spark may evaluate what Python cannot: a transform, and some conditions.
+        settings: The configuration; by default that of WEIR_ENV.
 
     Raises:
         WeirError: There is no such table or row.
+
+    Example:
+        The pipeline `shop` sums the prices of each customer's orders in the table `totals`.
+
+        >>> from weir import debugging
+        >>> told = debugging.explain("shop", "totals", "customer = 'ann' AND spent = 25")
+        >>> told.stage, told.origin.epoch
+        ('totals', 2)
+        >>> [part.rows["price"].to_list() for part in told.trace.contributions]
+        [[20], [5]]
     """
     settings = settings or load()
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline

@@ -34,20 +34,31 @@ def dataframe(
     savepoint: str | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """Return the rows of a stage's state, one partition for each subtask: key columns, then fields, lists and maps; of
-    open windows also their bounds.
+    """Return the rows of a stage's state as a Spark DataFrame, one partition for each subtask.
 
-    Each task fetches its subtask's files, checks their digests and opens them, whenever an action needs it. So name a
-    savepoint if the rows are to be read for longer than retention keeps the checkpoint.
+    The columns are the key, then fields, lists and maps; for open windows also their bounds. Each task fetches its
+    subtask's files, checks their digests and opens them, whenever an action needs it. So name a savepoint if the rows
+    are to be read for longer than retention keeps the checkpoint.
 
     Args:
-        pipeline: Itself, or its name in the configuration.
+        spark: The session.
+        pipeline: The pipeline, or its name in the configuration.
+        stage: The stage's uid.
         at: A checkpoint's id; by default the newest.
-        settings: By default those of WEIR_ENV.
+        savepoint: Instead of `at`: the name of a savepoint.
+        settings: The configuration; by default that of WEIR_ENV.
 
     Raises:
         WeirError: There is no such checkpoint or state.
-        ConfigurationError: Spark has no type for a column.
+        ConfigurationError: Spark has no type for a column, or both `at` and `savepoint` are said.
+
+    Example:
+        The pipeline `shop` keeps the sum of each customer's orders; `spark` is a session.
+
+        >>> from weir import state_reader
+        >>> totals = state_reader.dataframe(spark, "shop", "totals", at=2)
+        >>> sorted(tuple(row) for row in totals.collect())
+        [('ann', 25), ('bob', 7)]
     """
     if at is not None and savepoint is not None:
         raise ConfigurationError("`at` and `savepoint` each name a checkpoint.", next="Say one of them.")

@@ -35,19 +35,36 @@ def write(
     reason: str = "",
     settings: Settings | None = None,
 ) -> Edit:
-    """Put rows into a stage's state as a checkpoint of its own, which the next run continues; returns what was done.
-
-    Raises InputError with all that is wrong with the rows, BusyError when a coordinator is alive, PipelineError for a
-    stage whose state cannot be made from rows; nothing is changed then.
+    """Put rows into a stage's state, as a checkpoint of its own, which the next run continues.
 
     Args:
-        pipeline: Itself, or its name in the configuration.
-        rows: A pyarrow, Polars, pandas or Spark DataFrame, which is collected; key columns, then fields, as
-            `state_reader.dataframe` has them.
-        replace: The stage's state is exactly these rows.
-        savepoint: Name the checkpoint.
-        dry_run: Only validate.
-        settings: By default those of WEIR_ENV.
+        pipeline: The pipeline, or its name in the configuration.
+        stage: The stage's uid.
+        rows: A pyarrow, Polars, pandas or Spark DataFrame, which is collected. It has the key columns, then fields, as
+            `state_reader.dataframe` does.
+        replace: The stage's state becomes exactly these rows. False: these keys are put, others stay.
+        savepoint: The name of a savepoint for the checkpoint; None: it gets no name.
+        dry_run: Only validate the rows.
+        reason: A note that `weir checkpoints` shows.
+        settings: The configuration; by default that of WEIR_ENV.
+
+    Returns:
+        The change: the number of rows by subtask, and the checkpoint.
+
+    Raises:
+        InputError: Rows are wrong. The message has all mistakes, and nothing is changed.
+        BusyError: A coordinator is alive.
+        PipelineError: The stage's state cannot be made from rows.
+
+    Example:
+        The pipeline `shop` keeps the sum of each customer's orders.
+
+        >>> import polars as pl
+        >>> from weir import state_writer
+        >>> repaired = pl.DataFrame({"customer": ["ann"], "spent": [30]})
+        >>> edit = state_writer.write("shop", "totals", repaired, dry_run=True)
+        >>> edit.rows, edit.checkpoint
+        ({0: 1}, None)
     """
     settings = settings or load()
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline

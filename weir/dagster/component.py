@@ -1,10 +1,11 @@
-"""A pipeline as a component of a Dagster project: what `weir_definitions` gives, from a few lines of YAML.
+"""A pipeline as a component of a Dagster project: the result of `weir_definitions`, from a few lines of YAML.
 
 type: weir.dagster.component.WeirPipelineComponent
 attributes:
   pipeline: flights
 """
 
+import inspect
 import os
 from typing import Annotated
 
@@ -23,7 +24,7 @@ class ScaffoldParams(dg.Model):
 
 
 class WeirPipelineScaffolder(dg.Scaffolder[ScaffoldParams]):
-    """Writes the YAML, or the Python, of one pipeline."""
+    """The writer of a pipeline's YAML or Python, for `dg scaffold defs`."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:
@@ -31,7 +32,7 @@ class WeirPipelineScaffolder(dg.Scaffolder[ScaffoldParams]):
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
-        """Write it."""
+        """Write the YAML or Python of one pipeline."""
         pipeline = request.params.pipeline
         if request.scaffold_format == "yaml":
             dg.scaffold_component(request, {"pipeline": pipeline})
@@ -47,7 +48,22 @@ class WeirPipelineScaffolder(dg.Scaffolder[ScaffoldParams]):
 
 @dg.scaffold_with(WeirPipelineScaffolder)
 class WeirPipelineComponent(dg.Component, dg.Model, dg.Resolvable):
-    """One Weir pipeline: its sources, stages, tables and checkpoint as assets, with checks, jobs and sensors."""
+    """One Weir pipeline: its sources, stages, tables and checkpoint as assets, with checks, jobs and sensors.
+
+    Attributes:
+        pipeline: The pipeline's name in the configuration, below `pipelines`.
+        configuration: The configuration file, relative to the component's folder; by default the one that `WEIR_CONFIG`
+            or `WEIR_ENV` chooses.
+
+    Example:
+        The configuration has a pipeline `shop`.
+
+        >>> import dagster as dg
+        >>> from weir.dagster.component import WeirPipelineComponent
+        >>> shop = dg.build_defs_for_component(WeirPipelineComponent(pipeline="shop"))
+        >>> shop.resolve_job_def("shop_job").name
+        'shop_job'
+    """
 
     pipeline: Annotated[
         str,
@@ -68,10 +84,12 @@ class WeirPipelineComponent(dg.Component, dg.Model, dg.Resolvable):
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
         """Return the description and tags for `dg list components` and the documentation."""
-        return dg.ComponentTypeSpec(description=cls.__doc__, tags=["weir", "streaming", "pyspark"])
+        return dg.ComponentTypeSpec(
+            description=inspect.cleandoc(cls.__doc__ or "").splitlines()[0], tags=["weir", "streaming", "pyspark"]
+        )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Return the pipeline's definitions. Nothing of its storage is read or started."""
+        """Return the pipeline's definitions. Nothing is read from storage, and nothing is started."""
         file = {} if self.configuration is None else {"WEIR_CONFIG": str(context.path / self.configuration)}
         settings = load({**os.environ, **file})
         return weir_definitions([load_pipeline(self.pipeline, settings)], settings)

@@ -131,7 +131,7 @@ def run_failure_sensor(
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=settings.dagster.sensor_seconds,
         description=(
-            f"Restores and resumes {pipeline.name} after a failed run, if that can help; else says what a person has to do."
+            f"Restores and resumes {pipeline.name} after a failed run, if that can help; else says what to do."
         ),
     )
     def failed(context: dg.RunFailureSensorContext) -> dg.RunRequest | dg.SkipReason:
