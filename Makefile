@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
   if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
 
-.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed lock bounds bench bench-epoch bench-exchange bench-state bench-windows bench-async
+.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed picture release lock bounds bench bench-epoch bench-exchange bench-state bench-windows bench-async
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,12 @@ bench-windows: $(STAMP) ## Measure windows, sessions and deduplication beside Sp
 
 bench-async: $(STAMP) ## Measure checkpoints on slow storage, and latency beside Spark's; a quarter of an hour, can be interrupted
 	@$(PY) -m benchmarks.asynchronous.run
+
+picture: $(STAMP) ## Make the README's picture anew, of Dagster on the pipeline of make demo (a minute)
+	@$(PY) docs/site/picture.py
+
+release: $(STAMP) ## Build the sdist and the wheel, check what is in them, and run the tutorial's pipeline on the wheel (3 minutes)
+	@$(PY) -m infra.release $(if $(TAG),--tag $(TAG))
 
 lock: $(STAMP) ## Resolve pyproject.toml into the lock files again; versions in them stay where they can
 	@$(LOCK) --all-extras pyproject.toml -o requirements.lock

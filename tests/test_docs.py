@@ -14,6 +14,7 @@ import pytest
 
 from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES
 from state_ops.checkpoints.restore_log import SCHEMA as RESTORES
+from state_ops.extras import version
 from weir import api
 from weir.settings import reference
 from weir.settings.configuration import PROJECT
@@ -148,6 +149,15 @@ def test_the_changelog_says_nothing_twice():
     assert [begin for begin, count in begins.items() if count > 1] == []
 
 
+def test_a_release_is_told_in_two_pages():
+    """What came before 0.1.0 had no release, so it has no history."""
+    sections = re.split(r"^## ", (PROJECT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    assert [section.split("]")[0] for section in sections][:1] == ["[Unreleased"]
+    assert f"[{version()}]" in (PROJECT / "CHANGELOG.md").read_text("utf-8")
+    for section in sections:
+        assert len(section.splitlines()) <= 120, f"{section.splitlines()[0]}: say what people can do now"
+
+
 def test_every_diagram_is_drawn():
     diagrams = runpy.run_path(str(PROJECT / "docs" / "site" / "diagrams.py"))
     drawn = {picture.name for picture in diagrams["PICTURES"].glob("*.svg")}
@@ -164,3 +174,71 @@ def test_figures_are_those_of_the_results_that_they_link_to(page):
             assert figure in measured, (figure, results)
             figures += 1
     assert figures > 2
+
+
+_PROSE = [
+    page
+    for pattern in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "benchmarks/README.md",
+        "docs/**/*.md",
+    )
+    for page in sorted(PROJECT.glob(pattern))
+]
+
+
+def _blocks(text: str) -> list[list[str]]:
+    """The lines of each paragraph and of each item of a list; code, tables, headings and comments are none."""
+    blocks: list[list[str]] = [[]]
+    code = False
+    for line in text.splitlines():
+        fence = line.lstrip().startswith("```")
+        code ^= fence
+        if code or fence or not line.strip() or re.match(r"\s*(\||#|<!--)", line):
+            blocks.append([])
+        elif re.match(r"\s*([-*>]|\d+\.) ", line):
+            blocks.append([line])
+        else:
+            blocks[-1].append(line)
+    return [block for block in blocks if block]
+
+
+def _sentences(block: list[str]) -> int:
+    text = re.sub(r"`[^`]*`", "x", " ".join(map(str.strip, block)))  # a full stop within code ends nothing
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return len(re.findall(r"[.!?][)\]*_\"]*(?=\s+[\[(*_\"]*[A-Zx0-9]|$)", text))
+
+
+def test_lines_of_prose_have_at_most_120_characters():
+    long = [
+        f"{page.relative_to(PROJECT)}: {line[:60]}"
+        for page in _PROSE
+        for block in _blocks(page.read_text())
+        for line in block
+        if len(line) > 120
+    ]
+    assert long == []
+
+
+def test_paragraphs_have_at_most_five_sentences():
+    """Decisions are left out: their text stays as it was."""
+    long = [
+        f"{page.relative_to(PROJECT)}: {block[0][:60]}"
+        for page in _PROSE
+        if "adr" not in page.parts
+        for block in _blocks(page.read_text())
+        if _sentences(block) > 5
+    ]
+    assert long == [], "cut the paragraph where its subject changes"
+
+
+def test_sentences_and_blocks_are_counted_as_people_do():
+    page = 'A `x.y`. B\n([C](d.md). D)\n- E e.g. f. G?\n\n```\nH. I.\n```\n| J. | K. |\n"L." **M.**'
+    assert [(block[0][:3], _sentences(block)) for block in _blocks(page)] == [("A `", 2), ("- E", 2), ('"L.', 2)]
+
+
+def test_the_readme_is_read_in_a_few_minutes():
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 110

@@ -57,6 +57,7 @@ class Checkpoint:
         lineage: The newest spans of ids that were completed one after the other, as [generation, first, last]; see
             `spans_with`.
         digest: The digest of the row, as the registry writes it; None before that, and in rows of older releases.
+        weir_version: The version of Weir that wrote the row; None before that, and in rows of older releases.
     """
 
     id: CheckpointId
@@ -84,6 +85,7 @@ class Checkpoint:
     format_version: int = FORMAT_VERSION
     lineage: list[list[int]] = field(default_factory=list)
     digest: str | None = field(default=None, compare=False)
+    weir_version: str | None = field(default=None, compare=False)
 
     @property
     def rows_read(self) -> int:

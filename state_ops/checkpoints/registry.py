@@ -35,6 +35,7 @@ from state_ops.counts import agrees, counted
 from state_ops.delta.fenced_table import FencedTable, fenced, probe_conditional_put, remove_probes
 from state_ops.delta.log_entries import DataFile, TableVersion
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
+from state_ops.extras import version
 from state_ops.ids import CheckpointId, Generation
 from state_ops.moments import to_micros
 from state_ops.records.operator_stats import OperatorStats
@@ -66,6 +67,7 @@ CHECKPOINTS = pa.schema(
         ("run_id", pa.string()),
         ("format_version", pa.int64()),
         ("digest", pa.string()),
+        ("weir_version", pa.string()),
     ]
 )
 STATE_FILES = pa.schema(
@@ -111,9 +113,9 @@ PINS = pa.schema(
 )
 
 # What a row's digest is of: no other columns and in this order, for ever, since other releases compute it too. A column
-# that comes later needs a digest column of its own. It finds rows that somebody or something altered; who alters on
-# purpose can make a new one,
-# as with the digests of objects: storage has to be guarded, nothing here authenticates.
+# that comes later needs a digest column of its own if anything is decided by it; `weir_version` informs people alone.
+# The digest finds rows that somebody or something altered. Who alters on purpose can make a new one, as with the
+# digests of objects: storage has to be guarded, nothing here authenticates.
 _DIGESTED = {
     "checkpoints": (
         *(
@@ -471,6 +473,7 @@ class Registry:
 
     def _write_row(self, checkpoint: Checkpoint) -> DataFile:
         row = {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
+        row["weir_version"] = version()  # of the code that writes the row, whatever row it has been made of
         row |= {name: json.dumps(row[name], default=Recorded.to_json) for name in JSON_COLUMNS}
         return self._completed.write([row], f"data/{_numbered(checkpoint)}", [("id", checkpoint.id)])
 

@@ -40,16 +40,19 @@ def test_the_packages_take_what_is_said(lock):
 
 def test_the_pages_name_the_same_sizes():
     demo, everything = (install.SIZES[lock] for lock in ("requirements-demo.lock", "requirements.lock"))
-    readme = " ".join((PROJECT / "README.md").read_text().split())
+    readme, contributing = (" ".join((PROJECT / page).read_text().split()) for page in ("README.md", "CONTRIBUTING.md"))
+    assert (
+        f"`make demo` installs {demo.installed} of packages into `.venv`, of which at most {demo.downloads} are downloads."
+        in readme
+    )
     assert (
         f"`make demo` and `make ui` install {demo.installed} of packages ({demo.downloads} of downloads), `make venv` "
-        f"and `make test` all of them, {everything.installed} ({everything.downloads})." in readme
+        f"and `make test` all of them, {everything.installed} ({everything.downloads})." in contributing
     )
-    assert f"archive Spark's classes, {install.ARCHIVE}," in readme
+    assert f"Spark's classes are archived, {install.ARCHIVE}," in contributing
     made = (PROJECT / "template" / "Makefile.jinja").read_text()
     assert float(everything.installed.split()[0]) == pytest.approx(2, rel=0.2) and "about 2 GB" in made
     assert install.ARCHIVE in made
-    assert install.ARCHIVE in (PROJECT / "CONTRIBUTING.md").read_text()
     assert not re.search(r"\d [GM]B", (PROJECT / "Makefile").read_text()), "infra/install.py says them"
 
 

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, TextIO, cast
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 from rich.markup import escape
@@ -27,6 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from state_ops import logs
 from state_ops.errors import DISK_FULL, ConfigurationError, StageError, WeirError, look_there, plainly
+from state_ops.extras import version
 from state_ops.printable import printable
 from state_ops.redaction import redacted
 from state_ops.storage import disks
@@ -164,9 +165,23 @@ class _Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"weir {version()}")
+        raise typer.Exit
+
+
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print Weir's version and end.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
 app = typer.Typer(
     cls=_Group,
-    callback=lambda: None,
+    callback=_root,
     help="Keyed state for PySpark pipelines: exactly-once epochs, incremental snapshots, restores you can trust.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -19,6 +19,7 @@ from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkp
 from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.coordination.results import Checked, Drilled
 from state_ops.errors import TransientError, plainly
+from state_ops.extras import version
 from state_ops.fsck.findings import MEANINGS, Kind
 from state_ops.logs import Logger
 from state_ops.records.operator_stats import OperatorStats
@@ -39,7 +40,7 @@ class Family:
 
     Attributes:
         name: Ends in `_total` if the metric is a counter.
-        labels: All labels but `pipeline`, which every metric has.
+        labels: All labels but `pipeline`, which every metric has but `BUILD`.
     """
 
     name: str
@@ -51,6 +52,9 @@ class Family:
         return self.name.endswith("_total")
 
 
+BUILD = Family(
+    "weir_build_info", "Always 1. The label is the version of Weir that exports; of no pipeline.", ("version",)
+)
 FAMILIES = (
     Family("weir_up", "1 if the pipeline's storage could be read at this scrape, 0 if not; the exporter's log says why."),
     Family("weir_scrape_seconds", "How long reading the pipeline's storage took."),
@@ -149,6 +153,9 @@ class Exporter(Collector):
                 self._collected = (time.monotonic(), collected)
             for pipeline, name, labels, value in self._collected[1]:
                 families[name].add_metric([pipeline, *labels], value)
+        build = GaugeMetricFamily(BUILD.name, BUILD.help, labels=BUILD.labels)
+        build.add_metric([version()], 1)
+        yield build
         yield from families.values()
 
     def _samples(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from state_ops.errors import ConfigurationError, plainly
-from state_ops.extras import needed_for
+from state_ops.extras import needed_for, version
 from state_ops.logs import Logger
 from state_ops.redaction import redacted
 from weir.definition import Pipeline
@@ -87,7 +87,7 @@ class Sender:
         logging.getLogger("opentelemetry.util.re").addFilter(_without_values)
         resource = Resource.create()
         if str(resource.attributes["service.name"]).startswith("unknown_service"):  # no variable says it
-            resource = resource.merge(Resource({"service.name": "weir"}))
+            resource = resource.merge(Resource({"service.name": "weir", "service.version": version()}))
         # One of its own, which no other library of this process sends spans by.
         try:
             exporter = trace_exporter.OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_SECONDS)

@@ -4,6 +4,7 @@ weir.settings.reference`."""
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 from pydantic import BaseModel
@@ -29,13 +30,16 @@ _HEAD = """# Configuration
 
 <!-- Generated from weir/settings/sections.py by `python -m weir.settings.reference`. -->
 
-`configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names. Every key can be overridden by
-an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`. `null`, lists and mappings
-are written as in YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`. A name that the file has may itself have two
-underscores in a row, as that of a pipeline may: the longest one that fits is meant. Relative paths are relative to the project.
-All errors are reported at once, each with its key and where it came from. An editor that knows YAML completes keys, shows what
-they mean and marks wrong ones by `configs/settings.schema.json`, which a file of settings names in its first line:
-`# yaml-language-server: $schema=settings.schema.json`.
+`configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names. Every key can be
+overridden by an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`.
+`null`, lists and mappings are written as in YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`.
+
+A name that the file has may itself have two underscores in a row, as that of a pipeline may: the longest one that fits
+is meant. Relative paths are relative to the project. All errors are reported at once, each with its key and where it
+came from.
+
+An editor that knows YAML completes keys, shows what they mean and marks wrong ones by `configs/settings.schema.json`,
+which a file of settings names in its first line: `# yaml-language-server: $schema=settings.schema.json`.
 """
 
 _AS_YAML = {"None": "null", "True": "true", "False": "false"}
@@ -64,8 +68,14 @@ def page() -> str:
         if name == "state":
             parts.append(_section("state.caches.<uid>", CacheSettings))
     parts.append(_REFUSED)
-    parts.append("\n".join(f"- {' '.join((rule.__doc__ or '').split())}" for rule in RULES) + "\n")
+    parts.append("\n".join(_item(rule.__doc__ or "") for rule in RULES) + "\n")
     return "\n".join(parts)
+
+
+def _item(text: str) -> str:
+    """Return an item of a list, in lines as long as those of the pages written by hand."""
+    lines = textwrap.wrap(" ".join(text.split()), 118, break_on_hyphens=False, break_long_words=False)
+    return textwrap.indent("\n".join(lines), "  ").replace("  ", "- ", 1)
 
 
 def schema() -> str:
@@ -105,7 +115,7 @@ def _section(name: str, model: type[BaseModel]) -> str:
         default = "required" if value is PydanticUndefined else f"`{_AS_YAML.get(str(value), value)}`"
         lines.append(f"| `{key}` | {default} | {field.description or ''} |")
         if isinstance(field.json_schema_extra, dict):
-            advice.append(f"- `{key}`: {field.json_schema_extra['advice']}")
+            advice.append(_item(f"`{key}`: {field.json_schema_extra['advice']}"))
     if advice:
         lines += ["", "What to choose:", "", *advice]
     return "\n".join(["\n".join(lines) + "\n", *below])

@@ -116,6 +116,8 @@ class Checkpoint(Printed):
     watermarks: dict[str, Any]
     operators: dict[str, Any]
     sinks: dict[str, Any]
+    weir_version: str | None
+    """The version of Weir that wrote it; null in checkpoints of releases before 0.1.0."""
 
 
 class Savepoint(Printed):

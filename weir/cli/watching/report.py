@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from state_ops.coordination import lease
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, PipelineError
+from state_ops.extras import version
 from state_ops.redaction import redacted
 from weir.cli.watching import figures, plots, timeline
 from weir.cli.watching.figures import EpochFigures
@@ -145,7 +145,7 @@ def page(shown: Incident) -> str:
         no_pictures=None if extras.is_installed("matplotlib") else extras.install("plots"),
         stages=_stages(shown),
         settings=_settings_text(shown),
-        version=_version(),
+        version=version(),
         size=figures.size,
         ago=figures.ago,
         waiting=figures.waiting(shown.look.arrived),
@@ -198,10 +198,3 @@ def _option(value: Any) -> Any:
     """Return an option of a connection as the report may show it: the variable that it refers to, and nothing of a
     text."""
     return "***" if isinstance(value, str) else value
-
-
-def _version() -> str:
-    try:
-        return version("weir-state")
-    except PackageNotFoundError:  # a project's own package has the engine in it
-        return "of this project"
