@@ -310,7 +310,7 @@ def _summary(settings: Settings, landing: Path, watch: Watch, begun: float) -> N
     out.print(_most_delayed(settings))
     out.print()
     _fact("registry and state", _short(Path(watch.storage.uri)))
-    for sink in filter(pipeline.is_table, pipeline.sinks):
+    for sink in pipeline.tables:
         _fact(f"table {sink.name}", _short(Path(watch.storage.full(table_path(sink.name)))))
     _fact("Dagster's home", _short(dagster_home.HOME))
     _fact("Dagster's log", _short(LOG))

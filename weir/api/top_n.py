@@ -9,7 +9,7 @@ from typing import Any
 
 from state_ops.errors import PipelineError
 from weir.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, positive
-from weir.connectors.delta_sink import CHANGE_TYPE, UpsertSink
+from weir.connectors.delta_sink import CHANGE_TYPE
 from weir.connectors.sink import Sink
 from weir.definition import Gate, Input, Source, Stage, TopN, reading
 from weir.definition.made_columns import before
@@ -194,9 +194,10 @@ def _check_current(
             where=place,
             next='Leave lateness= and late= out, or say until="window_end", say.',
         )
-    if shared is not None and isinstance(sink, UpsertSink) and set(sink.key) <= {*key, shared}:
+    newest_of = sink.capabilities.newest_of if sink is not None else ()
+    if sink is not None and shared is not None and newest_of and set(newest_of) <= {*key, shared}:
         raise PipelineError(
             f"Several rows of {uid} may have one {shared!r}, and the table {sink.name} would keep one of them.",
             where=place,
-            next=f"Give the table a key that tells them apart, or say ties=False: its key is {', '.join(sink.key)}.",
+            next=f"Give the table a key that tells them apart, or say ties=False: its key is {', '.join(newest_of)}.",
         )

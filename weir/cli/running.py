@@ -164,8 +164,8 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
         rows_in=rows,
     )
     tables: dict[str, list[str]] = {}
-    for sink in pipeline.sinks:
-        if pipeline.is_table(sink) and sink.name in head.sinks:
+    for sink in pipeline.tables:
+        if sink.name in head.sinks:
             directory, _, last = short(storage.full(table_path(sink.name))).rpartition("/")
             named = sink.name if last == sink.name else f"{sink.name} ({last})"
             tables.setdefault(directory, []).append(named)

@@ -97,7 +97,7 @@ def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
     if oldest is None:
         return
     tables = dict[timedelta, list[str]]()
-    for sink in filter(pipeline.is_table, pipeline.sinks):
+    for sink in pipeline.tables:
         kept = restore_version.kept_for(storage, sink.name)
         if kept is not None and kept < _LONG:
             tables.setdefault(kept, []).append(sink.name)

@@ -196,12 +196,12 @@ def _sinks(pipeline: Pipeline, storage: Storage, registry: Registry, head: Check
                 **_published(registry, head, sink.name, lacking, refused),
             }
             for sink in pipeline.sinks_shown(head.sinks if head else ())
-            if pipeline.is_table(sink)
+            if pipeline.capabilities(sink).has_versions
         ],
         "sinks": [
             {"name": sink.name, "kind": sink.kind, **_published(registry, head, sink.name, lacking, refused)}
             for sink in pipeline.sinks
-            if not pipeline.is_table(sink)
+            if not pipeline.capabilities(sink).has_versions
         ],
     }
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_ops.errors import InputError, PipelineError
-from weir.connectors.sink import Sink
+from weir.connectors.sink import Capabilities, Sink
 from weir.connectors.source import ADD, FIX
+
+APPEND, UPSERT, PARTITIONS, WHERE = "append", "upsert", "partitions", "where"  # as checkpoints record them
+_LISTS = ("key", "order_by", "partition_by")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,29 @@ class DeltaSink(Sink):
     def stays(self) -> None:
         return None
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._table(takes_files=True)
+
+    def _table(self, **more: Any) -> Capabilities:
+        return Capabilities(
+            has_versions=True,
+            partition_by=self.partition_by,
+            evolves=self.evolve == ADD,
+            event_time=self.event_time,
+            at=self.at,
+            descriptions=self.descriptions,
+            **more,
+        )
+
+    def publishes_by(self, resolve: Callable[[str], str]) -> dict[str, Any]:  # noqa: ARG002
+        return self._recorded(APPEND)
+
+    def _recorded(self, by: str, where: str | None = None) -> dict[str, Any]:
+        facts: dict[str, Any] = {name: list(getattr(self, name, ())) for name in _LISTS}
+        facts |= {"where": where, "at": self.at, "evolve": self.evolve if self.evolve != FIX else None}
+        return {"as": by, **{name: value for name, value in facts.items() if value}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpsertSink(DeltaSink):
@@ -61,6 +89,13 @@ class UpsertSink(DeltaSink):
     def kind(self) -> str:
         return "delta"
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._table(newest_of=self.key, newest_by=self.order_by)
+
+    def publishes_by(self, resolve: Callable[[str], str]) -> dict[str, Any]:  # noqa: ARG002
+        return self._recorded(UPSERT)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceSink(DeltaSink):
@@ -75,6 +110,35 @@ class ReplaceSink(DeltaSink):
     @property
     def kind(self) -> str:
         return "delta"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._table(takes_files=True, replaces=True, replaces_where=self.where)
+
+    def publishes_by(self, resolve: Callable[[str], str]) -> dict[str, Any]:  # noqa: ARG002
+        return self._recorded(PARTITIONS if self.where is None else WHERE, self.where)
+
+
+def recorded_table(name: str, how: Mapping[str, Any]) -> DeltaSink:
+    """Return the sink of a table as a checkpoint has recorded it.
+
+    Args:
+        how: What `publishes_by` returned then.
+
+    Raises:
+        KeyError: It is of no kind that is known here.
+    """
+    common: dict[str, Any] = {
+        "name": name,
+        "at": how.get("at"),
+        "partition_by": tuple(how.get("partition_by", ())),
+        "evolve": how.get("evolve", FIX),
+    }
+    if how["as"] == UPSERT:
+        return UpsertSink(**common, key=tuple(how["key"]), order_by=tuple(how.get("order_by", ())))
+    if how["as"] in (PARTITIONS, WHERE):
+        return ReplaceSink(**common, where=how.get("where"))
+    return DeltaSink(**common)
 
 
 CHANGE_TYPE = "_change_type"  # a column of rows that say what became of their key, as in Delta's change data feed
@@ -113,7 +177,7 @@ def refuse_replaced(sink: Sink, where: str) -> None:
     Args:
         where: For errors.
     """
-    if isinstance(sink, ReplaceSink):
+    if sink.capabilities.replaces:
         raise PipelineError(
             f"The rows of an epoch would replace those of the table {sink.name}, and they are changes, which say by "
             f"{CHANGE_TYPE} what became of a row.",
@@ -122,19 +186,14 @@ def refuse_replaced(sink: Sink, where: str) -> None:
         )
 
 
-def descriptions(sink: Sink) -> dict[str, str]:
-    """Return the author's description of each column."""
-    return dict(sink.descriptions) if isinstance(sink, DeltaSink) else {}
-
-
 def described(sink: Sink, columns: pa.Schema) -> pa.Schema:
     """Return the columns of a table with what its author says of them, as Delta and Spark keep comments.
 
     Raises:
         PipelineError: One is described that the table has not.
     """
-    texts = descriptions(sink)
-    if unknown := [name for name in texts if name not in columns.names and not evolves(sink)]:
+    texts = dict(sink.capabilities.descriptions)
+    if unknown := [name for name in texts if name not in columns.names and not sink.capabilities.evolves]:
         raise PipelineError(
             f"describe= of the table {sink.name} says what {', '.join(unknown)} is, which its rows have not.",
             where=f"table {sink.name}",
@@ -147,13 +206,3 @@ def described(sink: Sink, columns: pa.Schema) -> pa.Schema:
         for column in columns
     ]
     return pa.schema(commented, columns.metadata)
-
-
-def partitions(sink: Sink) -> tuple[str, ...]:
-    """Return the columns by which a sink's files are partitioned."""
-    return sink.partition_by if isinstance(sink, DeltaSink) else ()
-
-
-def evolves(sink: Sink) -> bool:
-    """Return whether a sink is a table that gets the columns of its rows that it lacks."""
-    return isinstance(sink, DeltaSink) and sink.evolve == ADD

@@ -310,6 +310,39 @@ def default_sink_name(place: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """The properties of a sink by which the engine acts. It never asks which sink it has.
+
+    Attributes:
+        takes_files: Tasks stage rows in the sink's own directory, and publishing makes these files a part of the sink.
+        has_versions: The sink is a Delta table, in the pipeline's `tables/` or at `at`. Its versions are read, compared
+            and gone back to.
+        newest_of: Key columns, of which the sink itself keeps the newest row each. They are null in no row. Empty: rows
+            stay side by side, or come in order.
+        newest_by: Columns by which the newest row of a key is found within an epoch.
+        replaces: An epoch's rows take the place of others, which the sink then has no more.
+        replaces_where: The condition that all these rows satisfy. None: partitions are replaced.
+        partition_by: Columns of which each staged file has one value.
+        evolves: The sink gets the columns of its rows that it lacks.
+        event_time: The column by which the author says that a row belongs to a day.
+        at: The directory or URI of a table outside of the pipeline's storage, with {placeholders}.
+        descriptions: By column, what it is, for people.
+    """
+
+    takes_files: bool = False
+    has_versions: bool = False
+    newest_of: tuple[str, ...] = ()
+    newest_by: tuple[str, ...] = ()
+    replaces: bool = False
+    replaces_where: str | None = None
+    partition_by: tuple[str, ...] = ()
+    evolves: bool = False
+    event_time: str | None = None
+    at: str | None = None
+    descriptions: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
     """The properties of every sink. The values are frozen, and sinks are compared by all of them.
 
@@ -341,6 +374,11 @@ class Sink:
     def stays(self) -> str | None:
         """The reason why a rewind cannot take rows back, as a clause; None if the publisher has `take_back`."""
         return f"what {self.kind} has been given cannot be taken back"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine can do with the sink. Here: hand rows over in batches, and no more."""
+        return Capabilities()
 
     def publishes_by(self, resolve: Callable[[str], str]) -> Mapping[str, Any]:  # noqa: ARG002
         """Return the properties that decide how rows come into the sink, in values of JSON.

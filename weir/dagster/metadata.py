@@ -21,7 +21,6 @@ from state_ops.moments import from_micros
 from state_ops.rows.aggregates import Agg
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import descriptions
 from weir.connectors.sink import Sink
 from weir.dagster.names import input_key, lookup_key, stage_key, table_key
 from weir.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
@@ -72,7 +71,7 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
 
 def of_sink(pipeline: Pipeline, sink: Sink, storage: Storage) -> dict[str, Any]:
     """Return the path of a table, or the kind of another sink."""
-    if not pipeline.is_table(sink):
+    if not pipeline.capabilities(sink).has_versions:
         return {"kind": sink.kind, **({} if sink.connection is None else {"connection": sink.connection})}
     path = storage.full(table_path(sink.name))
     return {
@@ -297,7 +296,7 @@ def of_sink_now(
         files' names, so that a rewind gives back the version of before; of other sinks it is the newest checkpoint
         with rows for them. None: it has none yet.
     """
-    if not pipeline.is_table(sink):
+    if not pipeline.capabilities(sink).has_versions:
         published = head.published(sink.name) if head is not None else None
         return {}, None if published is None else f"checkpoint {published}"
     handle = _open(storage, sink.name)
@@ -422,7 +421,7 @@ def _descriptions(stage: Stage, sink: Sink | None) -> dict[str, str]:
     if stage.window is not None and sink == stage.sink:
         texts["window_start"] = "When the window begins."
         texts["window_end"] = "When it ends; rows of that moment are not in it."
-    return texts | (descriptions(sink) if sink is not None else {})
+    return texts | (dict(sink.capabilities.descriptions) if sink is not None else {})
 
 
 def _in_words(agg: Agg) -> str:
@@ -506,7 +505,7 @@ def _read_from(pipeline: Pipeline, lane: Stage) -> dg.AssetKey:
 def _open_sink(pipeline: Pipeline, stage: Stage, storage: Storage, output: str = MAIN) -> DeltaTable | None:
     """Return the table that gets what a stage hands out; None: it has none yet, or another sink."""
     sink = stage.sink_of(output)
-    return _open(storage, sink.name) if sink is not None and pipeline.is_table(sink) else None
+    return _open(storage, sink.name) if sink is not None and pipeline.capabilities(sink).has_versions else None
 
 
 def _open(storage: Storage, table: str) -> DeltaTable | None:

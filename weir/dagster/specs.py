@@ -7,7 +7,6 @@ from datetime import timedelta
 import dagster as dg
 
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import UpsertSink
 from weir.connectors.delta_table.source import DeltaTableSource
 from weir.connectors.sink import Sink
 from weir.dagster import metadata
@@ -95,7 +94,7 @@ def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.
             table_key(pipeline, sink.name),
             deps=[stage_key(pipeline, stage.uid)],
             description=_of_sink(pipeline, stage, sink),
-            kinds={"delta", "table"} if pipeline.is_table(sink) else {sink.kind},
+            kinds={"delta", "table"} if pipeline.capabilities(sink).has_versions else {sink.kind},
             code_version=fingerprint_of_stage(stage),
             group_name=pipeline.name,
             owners=pipeline.owners or None,
@@ -135,9 +134,9 @@ def _of_sink(pipeline: Pipeline, stage: Stage, sink: Sink) -> str:
     output = next(name for name, other in stage.sinks_by_output if other == sink)
     if output in stage.returned:
         often, of = pipeline.delivery.replace("_", " "), "" if output == MAIN else f" as {output}"
-        if isinstance(sink, UpsertSink):
+        if sink.capabilities.newest_of:
             return f"The newest row of each key that {stage.uid} hands out{of}."
-        return f"What {stage.uid} hands out{of}, {'appended ' if sink.kind == 'delta' else ''}{often}."
+        return f"What {stage.uid} hands out{of}, {'appended ' if sink.capabilities.has_versions else ''}{often}."
     if output == LATE:
         return f"Rows that came too late for {stage.uid}, as they came."
     return f"Rows of the source that gates of {stage.uid} have set aside, each with the reason."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +15,7 @@ from state_ops.schema.key_groups import check_parallelism
 from state_ops.storage.branches import BRANCHES, Branch
 from state_ops.storage.paths import data_directory
 from state_ops.value_text import literal
-from weir.connectors.delta_sink import DeltaSink, UpsertSink
-from weir.connectors.sink import Sink
+from weir.connectors.sink import Capabilities, Sink
 from weir.connectors.source import Source as Source
 from weir.definition.gates import ROWS, Expected
 from weir.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
@@ -105,7 +104,7 @@ class Pipeline:
                 check_name(sink.name, "sink")
         self._check_delivery()
         self._check_days()
-        tables = [sink.name for sink in self.sinks if isinstance(sink, DeltaSink)]
+        tables = [sink.name for sink in self.sinks if sink.capabilities.has_versions]
         names_by_kind = {"state": [stage.uid for stage in self.stages], "table": tables}
         for expected in self.on_restore:
             if expected.gate.on_failure == QUARANTINE:
@@ -250,8 +249,7 @@ class Pipeline:
         for stage in self.stages:
             for output, sink in stage.sinks_by_output:
                 if sink.name == table:
-                    declared = sink.event_time if isinstance(sink, DeltaSink) else None
-                    wanted = [declared, *([] if is_clocked(stage) else stage.times_in(output))]
+                    wanted = [sink.capabilities.event_time, *([] if is_clocked(stage) else stage.times_in(output))]
                     return next((name for name in wanted if name in timed), None)
         return None
 
@@ -260,32 +258,32 @@ class Pipeline:
         """The longest of its stages' lateness, in microseconds: so far watermarks may be behind what has been read."""
         return max(stage.lateness for stage in self.stages)
 
-    def is_table(self, sink: Sink) -> bool:
-        """Return whether a sink is a Delta table below the pipeline's `tables/`.
+    def capabilities(self, sink: Sink) -> Capabilities:
+        """Return what can be done with a sink where the pipeline writes to it.
 
-        On a branch every sink is such a table, since nothing outside of the branch is written.
+        A branch writes nothing outside of itself: instead of each sink it has a table to which rows are appended, or in
+        which they replace others.
         """
-        return self.branch is not None or isinstance(sink, DeltaSink)
+        can = sink.capabilities
+        return can if self.branch is None else replace(can, takes_files=True, has_versions=True, newest_of=(), at=None)
+
+    @property
+    def tables(self) -> tuple[Sink, ...]:
+        """The sinks that are tables with versions where the pipeline writes to them."""
+        return tuple(sink for sink in self.sinks if self.capabilities(sink).has_versions)
 
     def staging(self, sink: Sink) -> str:
         """Return the directory in which tasks stage a sink's rows: of its table, where publishing them is a commit of
         its log alone."""
-        if not self.appends(sink):
+        if not self.capabilities(sink).takes_files:
             return f"outputs/{sink.name}"
         return data_directory(sink.name, self.app_id, sink.name in self.elsewhere)
 
     @property
     def elsewhere(self) -> dict[str, str]:
         """By name, where tables lie that are not in the pipeline's storage. A branch has none."""
-        tables = [sink for sink in self.sinks if isinstance(sink, DeltaSink)]
-        return {table.name: table.at for table in tables if table.at is not None and self.branch is None}
-
-    def appends(self, sink: Sink) -> bool:
-        """Return whether a sink is a table that gets rows as they are handed out, without an upsert by key.
-
-        On a branch every sink is such a table.
-        """
-        return self.is_table(sink) and (self.branch is not None or not isinstance(sink, UpsertSink))
+        places = {sink.name: self.capabilities(sink).at for sink in self.sinks}
+        return {name: at for name, at in places.items() if at is not None}
 
     def sink(self, name: str) -> Sink | None:
         """Return the sink of that name; None: the code has none, or no more."""

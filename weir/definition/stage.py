@@ -20,7 +20,6 @@ from weir.connectors.delta_sink import (
     EPOCH,
     VERSION,
     DeltaSink,
-    UpsertSink,
     refuse_replaced,
 )
 from weir.connectors.lookups.lookup_table import Pinned
@@ -548,17 +547,18 @@ def _check_newest(stage: Stage, sink: Sink) -> None:
     A table with keys needs that order. So does any sink with a key that is given changes.
     """
     key: tuple[str, ...] = getattr(sink, "key", ())
-    by_key = isinstance(sink, UpsertSink) or (key and sink is stage.sink and stage.hands_out_changes)
+    keeps_newest = bool(sink.capabilities.newest_of)
+    by_key = keeps_newest or (key and sink is stage.sink and stage.hands_out_changes)
     if not by_key or (stage.key and set(stage.key) <= set(key)) or getattr(sink, "order_by", ()):
         return
     of_stage = f"does not contain that of {stage.uid} ({', '.join(stage.key)})"
     raise PipelineError(
-        f"The key of the {'table' if isinstance(sink, UpsertSink) else 'sink'} {sink.name} ({', '.join(key)}) "
+        f"The key of the {'table' if keeps_newest else 'sink'} {sink.name} ({', '.join(key)}) "
         f"{of_stage if stage.key else f'says nothing of {stage.uid}, which has none'}, so rows of one key come"
         " from several subtasks, in no order.",
         where=f"stage {stage.uid}",
         next='Say by what the newest is found: delta.upsert(..., order_by="column").'
-        if isinstance(sink, UpsertSink)
+        if keeps_newest
         else "Let a stage by that key hand the changes out, or leave the key out if the sink takes them without.",
     )
 

@@ -26,7 +26,6 @@ from state_ops.records.acks import Ack, PendingUpload
 from state_ops.records.snapshot_files import Snapshot, StagedFile, StateFile
 from state_ops.snapshots import rescale
 from state_ops.snapshots.stage_upload import read_by_next
-from weir.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
 from weir.connectors.lookups.lookup_table import Pinned
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline, Source, Stage, is_clocked
@@ -343,9 +342,8 @@ def _targets(context: RunContext, stage: Stage, fixed: Shapes) -> dict[str, Targ
 
 
 def _target(pipeline: Pipeline, sink: Sink) -> Target:
-    key = sink.key if isinstance(sink, UpsertSink) else ()
-    condition = sink.where if isinstance(sink, ReplaceSink) else None
-    return Target(sink.name, pipeline.staging(sink), key, partitions(sink), condition)
+    can = sink.capabilities
+    return Target(sink.name, pipeline.staging(sink), can.newest_of, can.partition_by, can.replaces_where)
 
 
 def _untold(head: Checkpoint | None, stage: Stage) -> bool:

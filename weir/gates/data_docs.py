@@ -162,7 +162,7 @@ def _asked_of(pipeline: Pipeline, left_out: list[str]) -> dict[str, tuple[str, s
         for gate in stage.gates:
             if gate.of != ROWS:
                 subjects.setdefault(f"{gate.of} {stage.uid}", (gate.of, stage.uid, []))[2].append(gate)
-            elif stage.sink is not None and pipeline.is_table(stage.sink):
+            elif stage.sink in pipeline.tables:
                 subjects.setdefault(f"table {stage.sink.name}", (ROWS, stage.sink.name, []))[2].append(gate)
             else:
                 left_out.append(f"{stage.uid}: {gate.title}: its rows are kept in no table")

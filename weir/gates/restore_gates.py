@@ -17,7 +17,6 @@ from state_ops.errors import DamageError, GateError, plainly
 from state_ops.ids import parse_epoch_dir
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import UpsertSink
 from weir.connectors.formats.stored_rows import stored_rows
 from weir.definition import Expected, Pipeline
 from weir.gates import evaluation
@@ -73,7 +72,8 @@ def not_asked(pipeline: Pipeline) -> list[str]:
     if pipeline.branch is None:
         return []
     names = dict.fromkeys(expected.name for expected in pipeline.on_restore if expected.of == "table")
-    return [name for name in names if isinstance(pipeline.sink(name), UpsertSink)]
+    keyed = {sink.name for sink in pipeline.sinks if sink.capabilities.newest_of}
+    return [name for name in names if name in keyed]
 
 
 def judged(

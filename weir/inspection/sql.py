@@ -107,8 +107,8 @@ def _catalog(source: _Source) -> Catalog:
     for uid in uids:
         catalog[STATE, uid] = partial(_load_state, source, uid)
     lost = [name for name, link in source.checkpoint.sinks.items() if link.kind is None]
-    elsewhere = [sink.name for sink in source.pipeline.sinks if not source.pipeline.is_table(sink)]
-    tables = [sink.name for sink in source.pipeline.sinks if source.pipeline.is_table(sink)]
+    tables = [sink.name for sink in source.pipeline.tables]
+    elsewhere = [sink.name for sink in source.pipeline.sinks if sink.name not in tables]
     for table in dict.fromkeys([*tables, *(name for name in lost if name not in elsewhere)]):
         catalog[TABLES, table] = partial(_load_table, source, table)
     catalog[REGISTRY, "checkpoints"] = partial(_load_checkpoints, source.registry)

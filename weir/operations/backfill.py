@@ -200,7 +200,7 @@ def backfill(
     _check_bounds(start, end)
     extras.check("duckdb", "A backfill, which compares its rows with the pipeline's,")
     if replaces == RANGE:  # a replay may take hours, so what no promotion could replace is refused before it
-        for sink in filter(pipeline.is_table, pipeline.sinks):
+        for sink in pipeline.tables:
             promotion.check_keeps_ranges(sink.name, sink)
     name = branch_name(start, end)
     branches = {branch.branch.name: branch for branch in forks.forks(pipeline, settings)}

@@ -20,8 +20,8 @@ from state_ops.delta.log_entries import DataFile
 from state_ops.errors import ConfigurationError
 from state_ops.storage.storage import Storage
 from state_ops.value_text import text_of
-from weir.connectors.delta_sink import ReplaceSink, UpsertSink
 from weir.connectors.formats.stored_rows import stored_rows
+from weir.connectors.sink import Sink
 from weir.definition import Pipeline
 from weir.inspection.database import database, load, quoted
 from weir.inspection.diff import Difference, compared
@@ -151,7 +151,7 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
     tables = []
     for table in decided.tables:
         sink = pipeline.sink(table.table)
-        if isinstance(sink, UpsertSink):
+        if sink is not None and sink.capabilities.newest_of:
             tables.append(_keyed(pipeline, sink, table, storage, source, settings.work_dir))
             continue
         goes = table.back.goes if table.back is not None else ()
@@ -160,7 +160,7 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         )  # rows that a promotion since the fork has taken out
         within: Kept | None = None
         left: Kept | None = None
-        if isinstance(sink, ReplaceSink):
+        if sink is not None and sink.capabilities.replaces:
             then = files_at(storage, table.table, table.back.then) if table.back is not None else []
             replaced = replaced_by(source, table.table, table.comes)
             stays = {file.path for file in outside(then, replaced.partitions)} if not replaced.conditions else set()
@@ -213,7 +213,7 @@ def _left(storage: Storage, table: str, version: int | None, conditions: Sequenc
 
 def _keyed(
     pipeline: Pipeline,
-    sink: UpsertSink,
+    sink: Sink,
     table: promotion.TablePromotion,
     storage: Storage,
     source: Storage,

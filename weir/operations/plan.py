@@ -266,9 +266,8 @@ class PlanBuilder:
                 try:
                     self._sinks.check_chain(sink.name, head)
                 except WeirError as error:
-                    self.findings.refuse(
-                        "table" if self._pipeline.is_table(sink) else "sink", sink.name, "delivery", error
-                    )
+                    of = "table" if self._pipeline.capabilities(sink).has_versions else "sink"
+                    self.findings.refuse(of, sink.name, "delivery", error)
             try:
                 self._sinks.check_delivered(head, early_id_of(holder, head))
             except WeirError as error:
@@ -454,7 +453,7 @@ class PlanBuilder:
 
     def _look_at_tables(self, stage: Stage, fixed: Shapes) -> None:
         for sink, schema in sinks_of(stage, fixed):
-            of = "table" if self._pipeline.is_table(sink) else "sink"
+            of = "table" if self._pipeline.capabilities(sink).has_versions else "sink"
             if of == "sink" and self._only_code:
                 what = "it was not asked whether it takes the rows, since it lies outside of the storage that is read"
                 self.findings.report(of, sink.name, "columns", Verdict.UNKNOWN, what)

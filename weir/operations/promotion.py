@@ -41,8 +41,8 @@ from state_ops.logs import Logger
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
-from weir.connectors.delta_sink import ReplaceSink, UpsertSink, evolves, partitions
-from weir.connectors.sink import Sink
+from weir.connectors.delta_sink import recorded_table
+from weir.connectors.sink import Capabilities, Sink
 from weir.definition import Pipeline, Stage, made_columns
 from weir.epoch.step_runner import StepRunner
 from weir.execution.executor import Executor
@@ -267,7 +267,7 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
     if only is not None:
         if not any(arrived.waiting for arrived in waiting.values()):  # else it catches up first, and is looked at again
             _check_range(here, head, tip, readers(pipeline, settings))
-        written = {sink.name for sink in pipeline.sinks if pipeline.is_table(sink)}
+        written = {sink.name for sink in pipeline.tables}
         with_sink = [table for table in tables if table.table in written]
         tables = tuple(_ranged(pipeline, storage, source, tip, table, only, settings.work_dir) for table in with_sink)
         obstacles = []
@@ -300,7 +300,7 @@ def _elsewhere(
     """Return the sinks that are no tables and differ by what a promotion replaces, or by what the branch has handed
     out."""
     gave = {sink.name: sink for sink in given(pipeline, head, base)} if only is None else {}
-    names = [sink.name for sink in pipeline.sinks if not pipeline.is_table(sink)]
+    names = [sink.name for sink in pipeline.sinks if not pipeline.capabilities(sink).has_versions]
     sinks = []
     for name in dict.fromkeys([*names, *gave]):
         sink, old = pipeline.sink(name), gave.get(name)
@@ -443,7 +443,7 @@ def check_keeps_ranges(name: str, sink: Sink | None) -> None:
     Raises:
         WeirError: The table is one of those.
     """
-    if isinstance(sink, UpsertSink | ReplaceSink):
+    if sink is not None and (sink.capabilities.newest_of or sink.capabilities.replaces):
         raise WeirError(
             f"Rows of a range alone cannot be replaced in the table {name}: it has only the newest rows.",
             next="Replace all since the range began (backfill.replaces: since): that makes its changes anew.",
@@ -507,14 +507,14 @@ def _tables(
             )
         comes, schema = rows_of(source, name)
         sink = as_handed_out(pipeline, tip, name)
-        if isinstance(sink, UpsertSink) and schema is not None:
+        can = sink.capabilities if sink is not None else Capabilities()
+        if sink is not None and can.newest_of and schema is not None:
             _check_whole(name, comes)
             check_columns(sink, schema)
             schema = columns_of(schema)
         if schema is not None:
-            by = partitions(sink) if sink is not None else None
-            keyed, grows = isinstance(sink, UpsertSink), sink is not None and evolves(sink)
-            delta.check_table(storage, name, schema, keyed=keyed, partition_by=by, evolves=grows)
+            by = can.partition_by if sink is not None else None
+            delta.check_table(storage, name, schema, keyed=bool(can.newest_of), partition_by=by, evolves=can.evolves)
         if back is not None or comes:
             yield TablePromotion(name, back, comes, schema)
 
@@ -526,14 +526,14 @@ def as_handed_out(pipeline: Pipeline, tip: Checkpoint, table: str) -> Sink | Non
         WeirError: It has handed them out for two kinds of sink.
     """
     today, link = pipeline.sink(table), tip.sinks.get(table)
-    if link is None or link.how is None or (today is not None and not pipeline.is_table(today)):
+    if link is None or link.how is None or (today is not None and not pipeline.capabilities(today).has_versions):
         return today
     if recorded_sink.MIXED in link.how:
         raise WeirError(
             f"The branch has handed out rows of the table {table} for two kinds of sink, or by two keys.",
             next="Nothing was changed. Fork anew, and let it read its input again with one of them.",
         )
-    return recorded_sink.of_table(table, link.how)
+    return recorded_table(table, link.how)
 
 
 def _how(tip: Checkpoint, table: str) -> dict[str, Any]:
@@ -698,7 +698,7 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
     for table in decided.tables:
         if table.back is None and table.schema is not None:
             sink = as_handed_out(context.pipeline, decided.tip, table.table)
-            by = partitions(sink) if sink is not None else ()
+            by = sink.capabilities.partition_by if sink is not None else ()
             delta.ensure(context.storage, table.table, table.schema, partition_by=by)
     for sink, brings in given_rows:
         files = [*files, *_brought(owner, source, decided.tip, brings, id, None)]
@@ -798,7 +798,7 @@ def _brought(
     attempt, sink = new_attempt_id(), as_handed_out(context.pipeline, tip, table.table)
     directory = context.pipeline.staging(sink) if sink is not None else f"{table_path(table.table)}/data"
     prefix = f"{directory}/{epoch_dir(context.generation, id)}"
-    by_epoch = isinstance(sink, UpsertSink) or (sink is not None and not context.pipeline.is_table(sink))
+    by_epoch = sink is not None and not context.pipeline.capabilities(sink).takes_files
 
     def copy_of(numbered: tuple[int, DataFile], _: object) -> StateFile:
         number, file = numbered
@@ -824,7 +824,7 @@ def _epoch_of(file: DataFile) -> int:
 
 
 def changes_of(
-    source: Storage, sink: UpsertSink, comes: Sequence[DataFile], scratch: Path
+    source: Storage, sink: Sink, comes: Sequence[DataFile], scratch: Path
 ) -> AbstractContextManager[Changes]:
     """Return the changes that a branch's rows make to a table with keys, netted over all its epochs."""
     files = [

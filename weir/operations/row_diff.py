@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from state_ops.arrow import frames
-from weir.connectors.delta_sink import UpsertSink
 from weir.definition import Pipeline
 from weir.inspection.database import asked, quoted
 from weir.inspection.diff import ADDED, CHANGED, REMOVED, nine_digits
@@ -103,7 +102,8 @@ def compared_rows(
     event = pipeline.event_time_of(table, schemas[-1])
     event = event if len(set(types.get(event or "", ()))) == 1 else None
     sink = pipeline.sink(table)
-    of_table = sink.key if isinstance(sink, UpsertSink) else stage.key if stage is not None else ()
+    newest_of = sink.capabilities.newest_of if sink is not None else ()
+    of_table = newest_of or (stage.key if stage is not None else ())
     wanted = dict.fromkeys([*of_table, START, *([event] if event is not None else [])])
     key = [name for name in wanted if name in columns]
     _compare(connection, types, key, event, first is not None, second is not None)

@@ -23,7 +23,7 @@ from state_ops.rows.resident_table import Residence
 from state_ops.rows.sketches import DISTINCT
 from state_ops.schema.key_codec import check_key_type
 from state_ops.schema.state_schema import StateSchema
-from weir.connectors.delta_sink import CHANGE_TYPE, CHANGES, EPOCH, UpsertSink
+from weir.connectors.delta_sink import CHANGE_TYPE, CHANGES, EPOCH
 from weir.definition import (
     ROW,
     Aggregation,
@@ -109,8 +109,8 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     for output, sink in stage.sinks_by_output:
         if output in fixed.outputs:  # else it has columns of its own
             refuse_same_names(fixed.outputs[output], f"stage {stage.uid}, sink {sink.name}")
-        if isinstance(sink, UpsertSink):
-            refuse_patterns((*sink.key, *sink.order_by), f"stage {stage.uid}, sink {sink.name}")
+        names = (*sink.capabilities.newest_of, *sink.capabilities.newest_by)
+        refuse_patterns(names, f"stage {stage.uid}, sink {sink.name}")
     for columns in fixed.outputs.values():
         _refuse_own_names(columns.names, f"What {stage.uid} hands out", f"stage {stage.uid}", "Give it another name.")
     if not (stage.quarantines and ROW in rows.names):

@@ -20,7 +20,6 @@ from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution
 from state_ops.schema.descriptors import Collection
 from state_ops.schema.state_schema import TOUCHED, StateSchema
-from weir.connectors.delta_sink import UpsertSink
 from weir.definition import (
     ANTI,
     SEMI,
@@ -464,7 +463,7 @@ def changeable(stage: Stage) -> dict[str, Any]:
         "suffix": stage.join.suffix if stage.join else None,
         "inputs": sides.inputs_of(stage),
         "sql": [sides.sql_of(lane) for lane in stage.lanes],
-        "upserted": {sink.name: list(sink.key) for sink in stage.sinks if isinstance(sink, UpsertSink)},
+        "upserted": {sink.name: list(key) for sink in stage.sinks if (key := sink.capabilities.newest_of)},
     }
 
 

@@ -57,7 +57,7 @@ def delete_staged(context: RunContext, name: str) -> None:
         context.storage.delete_tree(f"channels/{stage.uid}/{name}")
         context.storage.delete_tree(f"exchange/{stage.uid}/{name}")
     for sink in context.pipeline.sinks:
-        if context.pipeline.early and context.pipeline.appends(sink):
+        if context.pipeline.early and context.pipeline.capabilities(sink).takes_files:
             continue
         context.storage.delete_tree(f"{context.pipeline.staging(sink)}/{name}")
 
@@ -77,7 +77,7 @@ def unpublishable(context: RunContext, head: Checkpoint | None) -> list[tuple[St
     must not keep the pipeline from starting.
     """
     gone: list[tuple[Storage, str]] = []
-    current = {sink.name for sink in context.pipeline.sinks if context.pipeline.appends(sink)}
+    current = {sink.name for sink in context.pipeline.sinks if context.pipeline.capabilities(sink).takes_files}
     for name, storage in _tables(context, head) if not context.pipeline.early else ():
         try:
             gone += [(storage, path) for path in _dead_rows(context, storage, name, head)]

@@ -17,8 +17,7 @@ from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.transfers import at_once
-from weir.connectors.delta_sink import ReplaceSink, UpsertSink, evolves
-from weir.connectors.sink import Published, Publisher, TakingBack, no_rows
+from weir.connectors.sink import Capabilities, Published, Publisher, TakingBack, no_rows
 from weir.ownership.context import RunContext
 from weir.sinks import delta, recorded_sink, replace_partitions, replace_where, restore_version, upsert
 from weir.sinks.opening import marker_of
@@ -179,16 +178,16 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
         recorded_sink.check_system(context.pipeline, sink, checkpoint, context.resolve)
         return _hand_over(context, checkpoint, sink, files)
     target = recorded_sink.table_sink(context.pipeline, sink, checkpoint.sinks[sink], checkpoint.id)
-    if checkpoint.kind != REWIND and isinstance(target, UpsertSink) and not context.pipeline.appends(target):
+    can = context.pipeline.capabilities(target) if target is not None else Capabilities()
+    if checkpoint.kind != REWIND and target is not None and can.newest_of:
         scratch = context.settings.work_dir
         return upsert.publish(context.storage, context.pipeline.app_id, target, checkpoint, before, files, scratch)
     scratch = context.settings.work_dir
-    replaces, grows = isinstance(target, ReplaceSink), target is not None and evolves(target)
     if checkpoint.kind in TAKES_BACK:
         context.sinks.tables.pop(sink, None)
         if checkpoint.sinks[sink].column is not None:
             return replace_where.overwrite(
-                context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch, evolves=grows
+                context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch, evolves=can.evolves
             )
         app_id = context.pipeline.app_id
         return restore_version.rewind(
@@ -198,15 +197,15 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
             checkpoint,
             files,
             chain=_chain(context.registry, sink),
-            replaces=scratch if replaces else None,
-            evolves=grows,
+            replaces=scratch if can.replaces else None,
+            evolves=can.evolves,
         )
     storage, app_id, footers = context.storage, context.pipeline.app_id, context.sinks.footers
-    if replaces:
+    if can.replaces:
         done = replace_partitions.publish(storage, app_id, sink, checkpoint, before, files, footers, scratch=scratch)
     else:
         tables = context.sinks.tables
-        done = delta.publish(storage, app_id, sink, checkpoint, before, files, tables, footers, evolves=grows)
+        done = delta.publish(storage, app_id, sink, checkpoint, before, files, tables, footers, evolves=can.evolves)
     for file in files:
         footers.pop(file.path, None)
     return done

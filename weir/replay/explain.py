@@ -122,7 +122,7 @@ def explain(
         ConfigurationError: There is no such table or row.
     """
     stage, output, sink = writer_of(pipeline, table)
-    if not pipeline.is_table(sink):
+    if not pipeline.capabilities(sink).has_versions:
         raise ConfigurationError(
             f"{table} is no table, so its rows cannot be looked for.",
             next="Say which epoch, and the key: weir debug PIPELINE --epoch N --key K.",

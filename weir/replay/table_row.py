@@ -21,7 +21,7 @@ from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import parse_epoch_dir
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import CHANGE_TYPE, UpsertSink
+from weir.connectors.delta_sink import CHANGE_TYPE
 from weir.connectors.formats.stored_rows import stored_rows
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline, Stage
@@ -137,7 +137,7 @@ def origin(
     """
     staged = _STAGED.search(f"/{row.file}")
     written = parse_epoch_dir(staged[1]) if staged is not None else None
-    if isinstance(sink, UpsertSink) or written is None or staged is None:
+    if sink.capabilities.newest_of or written is None or staged is None:
         return _searched(storage, registry, line, stage, sink, row)
     epoch, subtask = int(written[1]), int(staged[2])
     listing = next((at for at in line if at.id == epoch), None)
@@ -155,15 +155,16 @@ def _searched(
 ) -> Origin:
     """Return the newest retained epoch that staged the row, or the row's key: its table's file may be of a later epoch,
     or of somebody who has rewritten the table."""
-    names = list(sink.key) if isinstance(sink, UpsertSink) else list(row.values)
+    key = sink.capabilities.newest_of
+    names = list(key or row.values)
     wanted = canonical_text({name: row.values[name] for name in names})
     for checkpoint in reversed(line):
         for file in _outputs(registry, checkpoint, stage, sink):
             for values in _rows(storage, file, names):
                 if canonical_text(values) == wanted:
-                    of = f"with its key ({', '.join(names)})" if isinstance(sink, UpsertSink) else "with its values"
+                    of = f"with its key ({', '.join(names)})" if key else "with its values"
                     how = f"it is the newest epoch that handed out a row {of}, among those that are retained"
-                    return Origin(int(checkpoint.id), file.subtask, isinstance(sink, UpsertSink), how)
+                    return Origin(int(checkpoint.id), file.subtask, bool(key), how)
     oldest = line[0].id if line else None
     return Origin(None, None, False, f"no retained epoch handed it out; the oldest is {oldest}")
 

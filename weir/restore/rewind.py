@@ -330,7 +330,7 @@ def _never(
     """Return which checkpoints a sink lacks, as it says itself; none where it cannot tell, or has a part of one."""
     certain, *ids = lacking
     sink = pipeline.sink(name)
-    if sink is not None and not pipeline.is_table(sink) and not sink.exactly_once:
+    if sink is not None and not pipeline.capabilities(sink).has_versions and not sink.exactly_once:
         return ()
     try:
         marker = sinks.marker(name, head, certain)
@@ -350,7 +350,7 @@ def _newest_there(lacking: Sequence[CheckpointId | None], never: Collection[Chec
 def has_table(pipeline: Pipeline, head: Checkpoint, name: str) -> bool:
     """Return whether a sink is a table, by the code or else by the newest checkpoint."""
     sink = pipeline.sink(name)
-    return pipeline.is_table(sink) if sink is not None else kind_in(head, name) is None
+    return pipeline.capabilities(sink).has_versions if sink is not None else kind_in(head, name) is None
 
 
 def given(

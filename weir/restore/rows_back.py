@@ -17,7 +17,6 @@ from state_ops.delta.log_entries import DataFile
 from state_ops.errors import plainly
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import UpsertSink
 from weir.definition import Pipeline
 from weir.inspection.database import database, quoted
 from weir.sinks.restore_version import RowsBack, TableRewind
@@ -60,7 +59,7 @@ def looked_at(pipeline: Pipeline, storage: Storage, table: TableRewind, scratch:
 
 def _compared(pipeline: Pipeline, storage: Storage, table: TableRewind, scratch: Path) -> RowsBack:
     sink = pipeline.sink(table.table)
-    key = sink.key if isinstance(sink, UpsertSink) and not pipeline.appends(sink) else ()
+    key = pipeline.capabilities(sink).newest_of if sink is not None else ()
     handle = fenced_table.open_table(storage, table_path(table.table), table.version)
     names = [field.name for field in handle.schema().fields]
     with database() as connection:

@@ -78,7 +78,7 @@ def note(pipeline: Pipeline, settings: Settings, report: Report, seconds: float)
 
 
 def _checked(pipeline: Pipeline, storage: Storage, markers: Mapping[str, Marker], **how: Any) -> Report:
-    tables = [sink.name for sink in pipeline.sinks if pipeline.is_table(sink)]
+    tables = [sink.name for sink in pipeline.tables]
     early, behind = pipeline.early, pipeline.at_most_once
     return check(storage, pipeline.app_id, tables, markers=markers, early=early, behind=behind, **how)
 
@@ -90,7 +90,7 @@ def _reaching_removed(pipeline: Pipeline, settings: Settings, registry: Registry
     except UNREADABLE:  # the check says what is wrong with it
         return storage
     before = places_before(pipeline, head)
-    tables = {sink.name for sink in pipeline.sinks if pipeline.is_table(sink)}
+    tables = {sink.name for sink in pipeline.tables}
     removed = {name: at for name, at in before.items() if name not in tables}
     return reaching(pipeline, settings, removed, storage.request_counts) if removed else storage
 
@@ -113,7 +113,7 @@ def _markers(pipeline: Pipeline, registry: Registry, sinks: Sinks) -> dict[str, 
 
         return marker
 
-    asked = [sink for sink in pipeline.sinks if not pipeline.is_table(sink) and sink.exactly_once]
+    asked = [sink for sink in pipeline.sinks if sink not in pipeline.tables and sink.exactly_once]
     return {sink.name: marker_of(sink.name) for sink in asked}
 
 

@@ -35,8 +35,8 @@ from weir.connectors.delta_sink import (
     UPDATE,
     UPDATE_BEFORE,
     VERSION,
-    UpsertSink,
 )
+from weir.connectors.sink import Sink
 
 ROW, _GROUP, _IS_NEW = "__weir_row", "__weir_group", "__weir_is_new"
 _RANGE_ROWS = 1_000_000  # whose keys are netted at a time
@@ -197,7 +197,7 @@ class Changes:
         return cuts.unique(maintain_order=True).to_list()
 
 
-def spill(sink: UpsertSink, schema: pa.Schema, epochs: Iterable[Iterator[pa.RecordBatch]], target: Path) -> Changes:
+def spill(sink: Sink, schema: pa.Schema, epochs: Iterable[Iterator[pa.RecordBatch]], target: Path) -> Changes:
     """Write the rows of epochs to a file, which the changes need as long as they are used.
 
     Args:
@@ -212,12 +212,13 @@ def spill(sink: UpsertSink, schema: pa.Schema, epochs: Iterable[Iterator[pa.Reco
                 rows = pa.Table.from_batches([batch])
                 writer.write_table(rows if rows.schema == schema else frames.aligned(rows, schema))
                 at += rows.num_rows
-    return Changes(sink.key, sink.order_by, pa.ipc.open_file(pa.memory_map(str(target))).read_all(), tuple(begins))
+    rows = pa.ipc.open_file(pa.memory_map(str(target))).read_all()
+    return Changes(sink.capabilities.newest_of, sink.capabilities.newest_by, rows, tuple(begins))
 
 
-def no_changes(sink: UpsertSink) -> Changes:
+def no_changes(sink: Sink) -> Changes:
     """Return the changes of no rows."""
-    return Changes(sink.key, sink.order_by, pa.schema([]).empty_table())
+    return Changes(sink.capabilities.newest_of, sink.capabilities.newest_by, pa.schema([]).empty_table())
 
 
 def columns_of(schema: pa.Schema) -> pa.Schema:
@@ -225,17 +226,18 @@ def columns_of(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field for field in schema if field.name != CHANGE_TYPE])
 
 
-def check_columns(sink: UpsertSink, schema: pa.Schema) -> None:
+def check_columns(sink: Sink, schema: pa.Schema) -> None:
     """Raise PipelineError unless rows of these columns can be netted."""
     where = f"table {sink.name}"
-    for name, what in (*((name, "key") for name in sink.key), *((name, "order_by") for name in sink.order_by)):
+    key, order_by = sink.capabilities.newest_of, sink.capabilities.newest_by
+    for name, what in (*((name, "key") for name in key), *((name, "order_by") for name in order_by)):
         if name not in columns_of(schema).names:
             raise PipelineError(
                 f"The table {sink.name} has the {what} {name}, and its rows have no such column.",
                 where=where,
                 next=f"They have: {', '.join(columns_of(schema).names)}.",
             )
-    for name in sink.key:
+    for name in key:
         type = schema.field(name).type
         if not (pa.types.is_string(type) or pa.types.is_integer(type) or _is_plain(type)):
             raise PipelineError(

@@ -1,7 +1,7 @@
 """The one place where a pipeline's sinks are reached, whatever they are: Delta tables below its `tables/`, or systems.
 
 A table is asked for its log. Any other sink is opened as a `Publisher` when it is first needed, and closed with the
-process' use of the pipeline. On a branch every sink is a table (`Pipeline.is_table`).
+process' use of the pipeline. On a branch every sink is a table (`Pipeline.capabilities`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from threading import RLock
 from types import TracebackType
-from typing import TypeGuard
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,11 +22,7 @@ from state_ops.records.snapshot_files import TABLES
 from state_ops.storage.storage import Storage
 from weir.connectors.delta_sink import (
     CHANGE_TYPE,
-    ReplaceSink,
-    UpsertSink,
     described,
-    evolves,
-    partitions,
     refuse_replaced,
 )
 from weir.connectors.sink import Expiring, InParts, Judging, Publisher, Sink, SinkOpening, ValueRules
@@ -88,7 +83,7 @@ class Sinks:
             PipelineError: The code has no such sink any more.
         """
         sink = self._pipeline.sink(name)
-        if sink is None or self._pipeline.is_table(sink):
+        if sink is None or self._versions(sink):
             raise PipelineError(
                 f"Checkpoints of {self._pipeline.title} have rows for the sink {name}, which its code has no more.",
                 next="Put the sink back until they are published, or rewind to a checkpoint before them.",
@@ -122,24 +117,24 @@ class Sinks:
     def fits(self, sink: Sink, schema: pa.Schema) -> bool:
         """Return whether a sink takes rows of these columns for certain, without a look at the sink."""
         left = self.tables.get(sink.name)
-        return left is not None and delta.fits(left, schema, evolves=evolves(sink))
+        return left is not None and delta.fits(left, schema, evolves=sink.capabilities.evolves)
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Raise PipelineError unless a sink takes rows of these columns."""
         if CHANGE_TYPE in schema.names:
             refuse_replaced(sink, f"table {sink.name}")
-        if self._upserts(sink):
+        if self._pipeline.capabilities(sink).newest_of:
             check_columns(sink, schema)
-        elif isinstance(sink, ReplaceSink) and sink.where is not None and self._pipeline.is_table(sink):
-            check_condition(sink.name, sink.where, schema)
-        if self._pipeline.is_table(sink):
+        elif sink.capabilities.replaces_where is not None:
+            check_condition(sink.name, sink.capabilities.replaces_where, schema)
+        if self._versions(sink):
             self._as_table(sink, schema, delta.check_table)
         else:
             self.publisher(sink.name).check(schema)
 
     def rules(self, sink: Sink, schema: pa.Schema) -> ValueRules | None:
         """Return a sink's rules for the values of rows of these columns, or None if a table would ask no less."""
-        if self._pipeline.is_table(sink):
+        if self._versions(sink):
             return None
         publisher = self.publisher(sink.name)
         return publisher.rules(schema) if isinstance(publisher, Judging) else None
@@ -152,7 +147,7 @@ class Sinks:
                 where=f"sink {sink.name}",
                 next="Let the stage's function return rows; or take out its sink, if its state is all that is wanted.",
             )
-        if self._pipeline.is_table(sink):
+        if self._versions(sink):
             self._as_table(sink, schema, delta.ensure)
         else:
             publisher = self.publisher(sink.name)
@@ -266,7 +261,7 @@ class Sinks:
         """Return the checkpoint of whose rows a sink has a part, where it publishes in several transactions; None:
         none."""
         sink = self._pipeline.sink(name)
-        if sink is None or self._pipeline.is_table(sink):
+        if sink is None or self._versions(sink):
             return None
         publisher = self.publisher(name)
         return publisher.begun() if isinstance(publisher, InParts) else None
@@ -281,7 +276,7 @@ class Sinks:
     def renew(self, name: str, head: Checkpoint | None) -> None:
         """Write a marker again that its system may forget. Only in the process that owns the pipeline."""
         published, sink = head.published(name) if head is not None else None, self._pipeline.sink(name)
-        if published is None or sink is None or self._pipeline.is_table(sink):
+        if published is None or sink is None or self._versions(sink):
             return
         publisher = self.publisher(name)
         if isinstance(publisher, Expiring):
@@ -302,19 +297,19 @@ class Sinks:
 
     def _as_table(self, sink: Sink, schema: pa.Schema, check: Callable[..., None]) -> None:
         """Check or create a table for what a sink makes of rows of these columns."""
-        upserts = self._upserts(sink)
+        upserts = bool(self._pipeline.capabilities(sink).newest_of)
         check(
             self._storage,
             sink.name,
             described(sink, columns_of(schema) if upserts else schema),
-            keyed=upserts or isinstance(sink, ReplaceSink),
+            keyed=upserts or sink.capabilities.replaces,
             partition_by=() if upserts else self._partitions(sink, schema),
-            evolves=evolves(sink),
+            evolves=sink.capabilities.evolves,
         )
 
     def _partitions(self, sink: Sink, schema: pa.Schema) -> tuple[str, ...]:
         """Return the partition columns of a table, by which its rows can be told apart."""
-        for name in partitions(sink):
+        for name in sink.capabilities.partition_by:
             type = schema.field(name).type if name in schema.names else None
             if type is None or not any(test(type) for test in _PARTITION_TYPES):
                 what = f"is {type}" if type is not None else "is no column of its rows"
@@ -323,17 +318,17 @@ class Sinks:
                     where=f"table {sink.name}",
                     next="Partition by texts, integers, booleans or dates; of a time make its date.",
                 )
-        return partitions(sink)
+        return sink.capabilities.partition_by
 
-    def _upserts(self, sink: Sink) -> TypeGuard[UpsertSink]:
-        return isinstance(sink, UpsertSink) and not self._pipeline.appends(sink)
+    def _versions(self, sink: Sink) -> bool:
+        return self._pipeline.capabilities(sink).has_versions
 
     def _kind(self, sink: Sink) -> str | None:
-        return None if self._pipeline.is_table(sink) else sink.kind
+        return None if self._versions(sink) else sink.kind
 
     def _at_table(self, name: str, head: Checkpoint | None) -> bool:
         sink = self._pipeline.sink(name)
-        return self._pipeline.is_table(sink) if sink is not None else kind_in(head, name) is None
+        return self._versions(sink) if sink is not None else kind_in(head, name) is None
 
 
 def marker_of(publisher: Publisher, published: int | None) -> int | None:

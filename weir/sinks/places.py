@@ -26,9 +26,8 @@ def check_places(pipeline: Pipeline, storage: Storage) -> None:
         PipelineError: Two tables are one, or one lies within another.
     """
     places: dict[str, str] = {}
-    for sink in pipeline.sinks:
-        if pipeline.is_table(sink):
-            places[sink.name] = _place(storage, sink.name)
+    for sink in pipeline.tables:
+        places[sink.name] = _place(storage, sink.name)
     for name, place in places.items():
         for other, there in places.items():
             if other != name and (place == there or place.startswith(f"{there}/")):

@@ -19,16 +19,13 @@ from typing import Any
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import ConfigurationError, PipelineError
-from weir.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
+from weir.connectors.delta_sink import DeltaSink, recorded_table
 from weir.connectors.sink import Sink
-from weir.connectors.source import FIX
 from weir.definition import Pipeline
 
 VERSION = 1
-APPEND, UPSERT, PARTITIONS, WHERE = "append", "upsert", "partitions", "where"
 MIXED = "mixed"  # of a branch: epochs before were handed out for another kind of sink
 _LONGEST = 200  # characters of a fact; of a longer one its digest is recorded
-_LISTS = ("key", "order_by", "partition_by")
 
 
 def recorded(
@@ -43,24 +40,19 @@ def recorded(
     sink = pipeline.sink(name)
     if sink is None:
         return link
-    how = _of_table(sink) if pipeline.is_table(sink) else _of_system(sink, resolve)
+    how = _how(pipeline, sink, resolve)
     before = parent.how if parent is not None else None
     if pipeline.branch is not None and before is not None and (MIXED in before or before != how):
         how = {**how, MIXED: True}
     return link.updated(how=how)
 
 
-def _of_table(sink: Sink) -> dict[str, Any]:
-    if not isinstance(sink, DeltaSink):  # on a branch, of what it would be given
-        return {"v": VERSION, "as": APPEND}
-    kind, where = APPEND, None
-    if isinstance(sink, UpsertSink):
-        kind = UPSERT
-    elif isinstance(sink, ReplaceSink):
-        kind, where = (PARTITIONS, None) if sink.where is None else (WHERE, sink.where)
-    facts: dict[str, Any] = {name: list(getattr(sink, name, ())) for name in _LISTS}
-    facts |= {"where": where, "at": sink.at, "evolve": sink.evolve if sink.evolve != FIX else None}
-    return {"v": VERSION, "as": kind, **{name: value for name, value in facts.items() if value}}
+def _how(pipeline: Pipeline, sink: Sink, resolve: Callable[[str], str]) -> dict[str, Any]:
+    if sink.capabilities.has_versions:
+        return {"v": VERSION, **sink.publishes_by(resolve)}
+    if pipeline.capabilities(sink).has_versions:  # the table that a branch has instead
+        return {"v": VERSION, **DeltaSink(name=sink.name).publishes_by(resolve)}
+    return _of_system(sink, resolve)
 
 
 def _of_system(sink: Sink, resolve: Callable[[str], str]) -> dict[str, Any]:
@@ -89,31 +81,15 @@ def table_sink(pipeline: Pipeline, name: str, link: SinkLink | None, checkpoint:
     how = link.how
     _check_version(name, how, checkpoint)
     at = how.get("at")
-    if at is not None or (isinstance(today, DeltaSink) and today.at is not None):
-        lies = today.at if isinstance(today, DeltaSink) else None
-        if at != lies and pipeline.branch is None:
-            raise put_back(
-                name,
-                checkpoint,
-                f"lies at {at or 'its place in the storage'}",
-                lies or "in the storage, or the code has it no more",
-            )
-    return of_table(name, how)
-
-
-def of_table(name: str, how: Mapping[str, Any]) -> Sink:
-    """Return the sink of a table as a checkpoint has recorded it."""
-    common: dict[str, Any] = {
-        "name": name,
-        "at": how.get("at"),
-        "partition_by": tuple(how.get("partition_by", ())),
-        "evolve": how.get("evolve", FIX),
-    }
-    if how["as"] == UPSERT:
-        return UpsertSink(**common, key=tuple(how["key"]), order_by=tuple(how.get("order_by", ())))
-    if how["as"] in (PARTITIONS, WHERE):
-        return ReplaceSink(**common, where=how.get("where"))
-    return DeltaSink(**common)
+    lies = today.capabilities.at if today is not None else None
+    if at != lies and pipeline.branch is None:
+        raise put_back(
+            name,
+            checkpoint,
+            f"lies at {at or 'its place in the storage'}",
+            lies or "in the storage, or the code has it no more",
+        )
+    return recorded_table(name, how)
 
 
 def places_before(pipeline: Pipeline, head: Checkpoint | None) -> dict[str, str]:
@@ -132,7 +108,7 @@ def check_system(pipeline: Pipeline, name: str, checkpoint: Checkpoint, resolve:
         PipelineError: It does not, and says which sink to put back.
     """
     link, today = checkpoint.sinks[name], pipeline.sink(name)
-    now = "no sink" if today is None else "a table" if pipeline.is_table(today) else today.kind
+    now = "no sink" if today is None else "a table" if pipeline.capabilities(today).has_versions else today.kind
     if today is None or now != link.kind:
         raise put_back(name, checkpoint.id, f"is {link.kind}", now)
     if link.how is None or link.takes_back:

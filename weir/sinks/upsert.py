@@ -38,8 +38,8 @@ from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
 from state_ops.storage.transfers import together
-from weir.connectors.delta_sink import UpsertSink, evolves
 from weir.connectors.formats.stored_rows import stored_rows
+from weir.connectors.sink import Sink
 from weir.sinks.changes import ROW, Changes, no_changes, spill
 from weir.sinks.delta import check_columns, check_demands, check_keyed, damaged
 from weir.sinks.replace_where import remove_unnamed
@@ -85,7 +85,7 @@ class Upsert:
 def publish(
     storage: Storage,
     app_id: str,
-    sink: UpsertSink,
+    sink: Sink,
     checkpoint: Checkpoint,
     previous: int | None,
     files: Sequence[StateFile],
@@ -105,7 +105,7 @@ def publish(
     """
     started = time.perf_counter()
     directory = staging_directory(storage, app_id, sink.name, checkpoint).removeprefix(f"{table_path(sink.name)}/")
-    upsert = Upsert(storage, sink.name, sink.key, directory, scratch)
+    upsert = Upsert(storage, sink.name, sink.capabilities.newest_of, directory, scratch)
     link = checkpoint.sinks.get(sink.name) or SinkLink(checkpoint.id, None)
     merged = Merged()
 
@@ -120,7 +120,7 @@ def publish(
             check_demands(handle, sink.name, checkpoint.id)
             check_keyed(handle, sink.name)
             columns = {field.name: field.type for field in changes().schema}
-            new = check_columns(handle, sink.name, checkpoint.id, columns, evolves(sink))
+            new = check_columns(handle, sink.name, checkpoint.id, columns, sink.capabilities.evolves)
             is_now = pa.schema([*frames.canonical_schema(pa.schema(handle.schema().to_arrow())), *new])
             if link.branch is None:
                 merged = _merged(upsert, handle, active_files(handle), changes(), is_now)
@@ -141,7 +141,7 @@ def publish(
 
 @contextmanager
 def spilled(
-    storage: Storage, sink: UpsertSink, files: Sequence[StateFile], scratch: Path, *, by_epoch: bool
+    storage: Storage, sink: Sink, files: Sequence[StateFile], scratch: Path, *, by_epoch: bool
 ) -> Iterator[Changes]:
     """Yield the changes of keys that staged rows make, spilled to a local disk.
 

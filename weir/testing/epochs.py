@@ -200,11 +200,11 @@ class _NoSystems(Sinks):
     """Tables in memory, and no other system: a test of a stage needs none."""
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
-        if self._pipeline.is_table(sink):
+        if self._pipeline.capabilities(sink).has_versions:
             super().check(sink, schema)
 
     def rules(self, sink: Sink, schema: pa.Schema) -> ValueRules | None:
-        return super().rules(sink, schema) if self._pipeline.is_table(sink) else None
+        return super().rules(sink, schema) if self._pipeline.capabilities(sink).has_versions else None
 
 
 class _Executor(InMemoryExecutor):

@@ -278,7 +278,7 @@ def of_sinks(look: Look, pipeline: Pipeline) -> list[SinkFigures]:
     return [
         SinkFigures(
             name=sink.name,
-            kind="table" if pipeline.is_table(sink) else sink.kind,
+            kind="table" if pipeline.capabilities(sink).has_versions else sink.kind,
             newest=look.head.published(sink.name) if look.head else None,
             behind=lacking.count(sink.name),
             published_at=published.get(sink.name),

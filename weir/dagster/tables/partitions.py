@@ -17,7 +17,6 @@ import dagster as dg
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros, to_micros
-from weir.connectors.delta_sink import UpsertSink
 from weir.connectors.sink import Sink
 from weir.dagster.names import COMPLETE, DATA_VERSION, key, table_key
 from weir.definition import Pipeline, Stage, is_clocked, is_timed
@@ -49,7 +48,7 @@ def tables(pipeline: Pipeline) -> list[tuple[Stage, Sink]]:
         for stage in pipeline.stages
         if is_timed(stage) and not is_clocked(stage)
         for output, sink in stage.sinks_by_output
-        if output in stage.returned and pipeline.is_table(sink) and not isinstance(sink, UpsertSink)
+        if output in stage.returned and sink in pipeline.tables and not sink.capabilities.newest_of
     ]
 
 

@@ -23,7 +23,8 @@ from state_ops.schema import descriptors
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots.rescale import first_key
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import CHANGE_TYPE, DELETE, UPDATE, UpsertSink
+from weir.connectors.delta_sink import CHANGE_TYPE, DELETE, UPDATE
+from weir.connectors.sink import Sink
 from weir.definition import Pipeline
 from weir.execution.executor import staged_table
 from weir.inspection.database import database, load
@@ -76,7 +77,7 @@ _Side = tuple[Storage, Sequence[Sequence[StateFile]]]
 def _compared(pipeline: Pipeline, name: str, ours: _Side, theirs: _Side, scratch: Path, sample: int) -> TableDiff:
     sink = pipeline.sink(name)
     with database() as connection:
-        if isinstance(sink, UpsertSink):
+        if sink is not None and sink.capabilities.newest_of:
             first = _netted(connection, OURS, sink, ours, scratch)
             second = _netted(connection, THEIRS, sink, theirs, scratch)
         else:
@@ -96,7 +97,7 @@ def _loaded(connection: Connection, name: str, side: _Side) -> pa.Schema | None:
     return schema
 
 
-def _netted(connection: Connection, name: str, sink: UpsertSink, side: _Side, scratch: Path) -> pa.Schema | None:
+def _netted(connection: Connection, name: str, sink: Sink, side: _Side, scratch: Path) -> pa.Schema | None:
     """Load what has become of each key: its newest row, or that it is gone."""
     storage, epochs = side
     files = [replace(file, subtask=epoch) for epoch, files in enumerate(epochs) for file in files]
