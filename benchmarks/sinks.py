@@ -41,11 +41,11 @@ from state_ops.storage.storage import Storage
 from tests.tools.postgres_server import Postgres, serving
 from weir import delta as sinks
 from weir import foreach, kafka, postgres
+from weir.connectors.delta import append, replace_partitions, upsert
 from weir.connectors.sink import Sink, SinkOpening
+from weir.connectors.staged_rows import StagedRows
 from weir.local.kafka_broker import KafkaBroker
 from weir.settings.configuration import load
-from weir.sinks import delta, replace_partitions, upsert
-from weir.sinks.staged_rows import StagedRows
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("n", pa.int64()), ("day", pa.date32())])
 APP, DAY = "weir/bench/main", "day = DATE '2026-01-01'"
@@ -91,23 +91,23 @@ class Ways:
     def _storage(self) -> Storage:
         self.number += 1
         storage = Storage(str(self.root / f"weir-{self.number}"))
-        delta.ensure(storage, "out", SCHEMA)
+        append.ensure(storage, "out", SCHEMA)
         return storage
 
     def append(self) -> Callable[[], object]:
         storage = self._storage()
-        return lambda: delta.publish(storage, APP, "out", checkpoint(2), None, self._staged(storage, 2))
+        return lambda: append.publish(storage, APP, "out", checkpoint(2), None, self._staged(storage, 2))
 
     def replace(self) -> Callable[[], object]:
         storage, scratch = self._storage(), self.root / "scratch"
-        delta.publish(storage, APP, "out", checkpoint(2), None, self._staged(storage, 2))
+        append.publish(storage, APP, "out", checkpoint(2), None, self._staged(storage, 2))
         return lambda: replace_partitions.publish(
             storage, APP, "out", checkpoint(3), 2, self._staged(storage, 3, DAY), scratch=scratch
         )
 
     def upsert(self) -> Callable[[], object]:
         storage, sink = self._storage(), sinks.upsert("out", "key")
-        delta.publish(storage, APP, "out", checkpoint(2), None, self._staged(storage, 2))
+        append.publish(storage, APP, "out", checkpoint(2), None, self._staged(storage, 2))
         return lambda: upsert.publish(
             storage, APP, sink, checkpoint(3), 2, self._staged(storage, 3, below="outputs/out"), self.root / "scratch"
         )

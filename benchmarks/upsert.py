@@ -39,9 +39,9 @@ from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from weir import delta as sinks
-from weir.sinks import delta, upsert
-from weir.sinks.statistics import statistics
-from weir.sinks.table_commit import Change, commit
+from weir.connectors.delta import append, upsert
+from weir.connectors.delta.statistics import statistics
+from weir.connectors.delta.table_commit import Change, commit
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("n", pa.int64())])
 SINK = sinks.upsert("out", "key")
@@ -93,7 +93,7 @@ class Table:
             self._fill(root / "file")
 
     def _fill(self, local: Path) -> None:
-        delta.ensure(self.storage, "out", SCHEMA)
+        append.ensure(self.storage, "out", SCHEMA)
         files = []
         for start in range(0, self.rows, _FILE_ROWS):
             rows = self._some(np.arange(start, min(start + _FILE_ROWS, self.rows)))

@@ -34,6 +34,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
 from state_ops.errors import BusyError, DamageError, TransientError, WeirError
+from weir.connectors.delta.table_commit import table_path
 from weir.dagster.names import REASON
 from weir.inspection import state_reader
 from weir.local import dagster_home
@@ -42,7 +43,6 @@ from weir.ownership import backlog
 from weir.run import progress
 from weir.run import run as runtime
 from weir.settings.configuration import PROJECT, Settings, load
-from weir.sinks.table_commit import table_path
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRun

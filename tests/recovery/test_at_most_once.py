@@ -32,6 +32,7 @@ from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, ValueState, delta, expect, foreach
+from weir.connectors.delta import restore_version
 from weir.epoch import positions
 from weir.execution.in_process import InMemoryExecutor
 from weir.inspection import state_reader
@@ -41,7 +42,6 @@ from weir.ownership.publish import publish_missing
 from weir.restore import rewind
 from weir.run import fsck, maintenance
 from weir.run.run import RunOptions, run
-from weir.sinks import restore_version
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 KINDS = ["table", "ledger", "function"]

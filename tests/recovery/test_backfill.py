@@ -25,6 +25,7 @@ from tests.recovery.test_forks import nobody_lives
 from tests.tools import described
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
+from weir.connectors.delta.replace_where import Range, check_bounds, only
 from weir.epoch import steps
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import branch_diff, forks, promotion
@@ -32,7 +33,6 @@ from weir.operations.backfill import approve, backfill, base_of, branch_name, ne
 from weir.ownership.pipeline_storage import open_storage
 from weir.run import fsck, maintenance
 from weir.run.run import RunOptions, run
-from weir.sinks.replace_where import Range, check_bounds, only
 from weir.sources.file_check import FileCheck
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)

@@ -21,12 +21,12 @@ from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Account, Bank, InMemoryExecutor
 from weir import Epoch, Pipeline, ValueState, agg, delta, stage
+from weir.connectors.delta.replace_where import Range, touched
+from weir.connectors.delta.statistics import statistics
 from weir.gates.restore_gates import newest_rows
 from weir.operations import forks, promotion
 from weir.restore import rewind
 from weir.run import fsck, maintenance
-from weir.sinks.replace_where import Range, touched
-from weir.sinks.statistics import statistics
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 BY = ["day", "kind", "odd"]

@@ -21,13 +21,13 @@ from tests.recovery.test_forks import Branched, at, nobody_lives, ran
 from tests.recovery.test_rewind import bad
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, stage
+from weir.connectors.delta.replace_where import Range
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import forks, promotion
 from weir.operations.promotion import promote
 from weir.operations.state_import import import_rows
 from weir.ownership.pipeline_storage import open_storage
 from weir.run import fsck, maintenance
-from weir.sinks.replace_where import Range
 
 
 def promoted(bank: Branched, name: str = "fix", code=pipeline, **options):

@@ -14,12 +14,12 @@ from tests.recovery import small
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, ValueState, agg, delta
+from weir.connectors.delta import replace_partitions
+from weir.connectors.delta.restore_version import RowsBack
 from weir.operations import branch_diff, forks, promotion
 from weir.ownership.publish import publish_missing
 from weir.restore import rewind
 from weir.run import fsck, maintenance
-from weir.sinks import replace_partitions
-from weir.sinks.restore_version import RowsBack
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 

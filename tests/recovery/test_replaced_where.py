@@ -20,11 +20,11 @@ from tests.recovery import small
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, ValueState, agg, delta
+from weir.connectors.delta import replace_partitions
+from weir.connectors.delta.predicates import apart, predicate
 from weir.operations import branch_diff, forks, promotion
 from weir.ownership.publish import publish_missing
 from weir.run import fsck, maintenance
-from weir.sinks import replace_partitions
-from weir.sinks.predicates import apart, predicate
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 CONDITION = "part = 'ours' AND amount < 100"
@@ -79,7 +79,7 @@ def test_each_epoch_replaces_what_the_condition_keeps_and_nothing_else(bank):
 
 
 def test_files_without_such_rows_are_neither_read_nor_written(bank, monkeypatch):
-    from weir.sinks import predicates
+    from weir.connectors.delta import predicates
 
     before, read = set(table(bank).file_uris()), []
     original = predicates.local_file
@@ -102,7 +102,7 @@ def crash(*asked, **options):
 def test_a_publish_that_is_cut_off_is_made_good(bank, monkeypatch, place):
     bank.epochs(1)
     with monkeypatch.context() as patched:
-        patched.setattr(f"weir.sinks.{place}", crash)
+        patched.setattr(f"weir.connectors.delta.{place}", crash)
         with pytest.raises(WeirError):
             bank.epochs(2)
     assert rows(bank) == expected(1)
@@ -113,7 +113,7 @@ def test_a_publish_that_is_cut_off_is_made_good(bank, monkeypatch, place):
 
 def test_what_a_try_that_was_cut_off_has_written_is_removed(bank, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("weir.sinks.table_commit._put_after", crash)
+        patched.setattr("weir.connectors.delta.table_commit._put_after", crash)
         with pytest.raises(WeirError):
             bank.epochs(1)
     bank.epochs(3)  # without rows

@@ -22,13 +22,13 @@ from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, ValueState, agg, delta, stage
+from weir.connectors.delta.restore_version import TableRewind
 from weir.ownership import derived_checkpoint
 from weir.ownership.pipeline_storage import open_storage
 from weir.ownership.publish import publish_missing
 from weir.restore import rewind
 from weir.restore.rewind import hindrances
 from weir.run import maintenance
-from weir.sinks.restore_version import TableRewind
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 
@@ -122,7 +122,7 @@ def test_a_zombie_that_publishes_what_was_abandoned_finds_it_published(bank):
     rows = {row.id: row for row in bank.registry.checkpoints()}
     with maintenance.owning(bank.site.pipeline, bank.site.settings, epochs=False) as owner:
         zombie = owner.context
-        zombie.sinks.tables.clear()
+        zombie.sinks.close()
     back(bank, 3)
     before = DeltaTable(str(bank.site.storage / "tables" / "booked")).version()
     with pytest.raises(WeirError):

@@ -31,10 +31,10 @@ from tests.recovery.test_forks import Branched
 from tests.recovery.test_two_branches import code
 from tests.tools.sampling import sampled
 from weir import Pipeline, delta
+from weir.connectors.delta import table_commit
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import promotion
 from weir.run import fsck
-from weir.sinks import table_commit
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 STEPS = 150  # requests of a process, of which one may be its last

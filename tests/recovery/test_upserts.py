@@ -15,13 +15,13 @@ from tests.recovery.conftest import weir as weir
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, ValueState, agg, delta, expect, on_table
+from weir.connectors.delta import upsert
+from weir.connectors.delta.restore_version import RowsBack
 from weir.operations import branch_diff, forks, promotion
 from weir.ownership.pipeline_storage import open_storage
 from weir.ownership.publish import publish_missing
 from weir.restore import restore, rewind
 from weir.run import fsck, maintenance
-from weir.sinks import upsert
-from weir.sinks.restore_version import RowsBack
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 
@@ -96,7 +96,7 @@ def test_a_crash_in_the_middle_of_a_publish_leaves_nothing(bank, monkeypatch):
         raise OSError("cut off")
 
     with monkeypatch.context() as patched:
-        patched.setattr("weir.sinks.table_commit.log_entries.append", crash)
+        patched.setattr("weir.connectors.delta.table_commit.log_entries.append", crash)
         with pytest.raises(WeirError):
             bank.epochs(3)
     bank.epochs(4)

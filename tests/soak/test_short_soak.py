@@ -16,9 +16,9 @@ from tests.soak.driver import Life, soak
 from tests.soak.feed import Feed
 from tests.soak.replay import Replay
 from tests.tools.sampling import sampled
+from weir.connectors.delta import append
 from weir.execution.in_process import InMemoryExecutor
 from weir.run.run import RunOptions, run
-from weir.sinks import delta
 
 _PLAN = (
     Life("kill", 6, num_retained=3),
@@ -64,7 +64,7 @@ def test_a_table_that_is_ahead_of_the_ledger_when_a_coordinator_is_killed_is_no_
     """Tables are published beside each other."""
     site = Site(tmp_path, {"WEIR_EPOCH__MAX_FILES": "1"}, accounts.pipeline, "tests.soak.accounts")
     feed, verifier = Feed(3, site.landing), Verifier(site, Replay(3))
-    publish, cut = delta.publish, False
+    publish, cut = append.publish, False
 
     def cut_off(storage, app_id, table, *rest, **options):
         if cut and table == "ledger":
@@ -79,7 +79,7 @@ def test_a_table_that_is_ahead_of_the_ledger_when_a_coordinator_is_killed_is_no_
         verifier.check()
         return bool(verifier._rows["turnover_late"])
 
-    monkeypatch.setattr(delta, "publish", cut_off)
+    monkeypatch.setattr(append, "publish", cut_off)
     assert not check_after(30)
     ahead = 0
     for _ in range(4):

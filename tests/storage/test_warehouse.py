@@ -21,12 +21,12 @@ from tests.storage.conftest import Bucket
 from tests.storage.proxy import Proxy, Request
 from tests.storage.warehouse import TABLES, expected, opened, stored
 from tests.tools.sampling import sampled
+from weir.connectors.delta import replace_partitions, upsert
 from weir.execution.in_process import InMemoryExecutor
 from weir.run import fsck, maintenance
 from weir.run.run import RunOptions, run
 from weir.settings import configuration as settings
 from weir.settings.configuration import PROJECT
-from weir.sinks import replace_partitions, upsert
 
 Misbehaving = Callable[[str], int]
 

@@ -24,6 +24,7 @@ from weir.api.arguments import columns_of, gates_of, names_of, side
 from weir.api.as_of import as_of
 from weir.api.connectors import (
     Batch,
+    Capabilities,
     ConfigurationError,
     Connector,
     DamageError,
@@ -60,7 +61,7 @@ from weir.api.operators import aggregate, deduplicate, join, window
 from weir.api.stateless import select, union
 from weir.api.systems import foreach, generator, postgres
 from weir.api.top_n import desc, top_n
-from weir.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
+from weir.connectors.delta.sink import DeltaSink, ReplaceSink, UpsertSink
 from weir.connectors.delta_table.source import DeltaTableSource
 from weir.connectors.sink import default_sink_name
 from weir.connectors.source import default_name
@@ -69,6 +70,7 @@ from weir.operators.functions.per_key import Fired, check_parameters, slicer_of
 
 __all__ = [
     "Batch",
+    "Capabilities",
     "ConfigurationError",
     "Connector",
     "DamageError",

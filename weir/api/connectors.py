@@ -23,6 +23,7 @@ from state_ops.errors import (
     WeirError,
 )
 from weir.connectors.sink import (
+    Capabilities,
     Expiring,
     Judging,
     Published,
@@ -32,6 +33,7 @@ from weir.connectors.sink import (
     SinkOpening,
     TakingBack,
     ValueRules,
+    Versioned,
     no_rows,
 )
 from weir.connectors.source import (
@@ -52,6 +54,7 @@ from weir.definition import FileSource
 
 __all__ = [
     "Batch",
+    "Capabilities",
     "ConfigurationError",
     "Connector",
     "DamageError",
@@ -79,6 +82,7 @@ __all__ = [
     "TransientError",
     "UnfitValue",
     "ValueRules",
+    "Versioned",
     "WeirError",
     "chain",
     "no_rows",

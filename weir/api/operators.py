@@ -24,7 +24,7 @@ from weir.api.arguments import (
     time_of,
 )
 from weir.api.calendars import UTC, calendar_of, signed
-from weir.connectors.delta_sink import CHANGE_TYPE
+from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.connectors.sink import Sink
 from weir.definition import (
     INNER,

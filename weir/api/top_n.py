@@ -9,7 +9,7 @@ from typing import Any
 
 from state_ops.errors import PipelineError
 from weir.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, positive
-from weir.connectors.delta_sink import CHANGE_TYPE
+from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.connectors.sink import Sink
 from weir.definition import Gate, Input, Source, Stage, TopN, reading
 from weir.definition.made_columns import before

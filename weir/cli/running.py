@@ -18,6 +18,7 @@ from state_ops.counts import counted
 from state_ops.errors import WeirError, first_line
 from state_ops.logs import Logger
 from weir.cli.console import Name, err, no_directory, out, short, waiting
+from weir.connectors.delta.table_commit import table_path
 from weir.definition import Pipeline
 from weir.loading import find
 from weir.ownership import backlog
@@ -29,7 +30,6 @@ from weir.run import run as runtime
 from weir.run.run import RunOptions
 from weir.run.stopping import end
 from weir.settings.configuration import Settings
-from weir.sinks.table_commit import table_path
 from weir.sources.positions import in_words
 
 log = Logger("weir.run")

@@ -90,7 +90,7 @@ def savepoints(pipeline: Name, json: Json = False) -> None:
 
 def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
     """Warn of tables that keep their log for less than a year, because a rewind to the oldest savepoint needs the log."""
-    from weir.sinks import restore_version
+    from weir.connectors.delta import restore_version
 
     storage, registry = open_storage(pipeline, settings)
     oldest = min((pin.created_at for pin in registry.pins() if pin.kind == SAVEPOINT), default=None)

@@ -21,12 +21,12 @@ from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros, to_the_second
 from state_ops.storage.storage import Storage
 from weir.cli.console import Json, Name, answer, no_directory, out, print_json, print_table, short, waiting
+from weir.connectors.delta.table_commit import table_path
 from weir.definition import Pipeline
 from weir.loading import find
 from weir.ownership import backlog, hold_causes
 from weir.ownership.pipeline_storage import open_storage, readers
 from weir.settings.configuration import Settings
-from weir.sinks.table_commit import table_path
 from weir.sources.directory_watch import DELIVERED_AGAIN
 from weir.timings import bottleneck
 

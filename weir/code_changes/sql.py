@@ -21,7 +21,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution
-from weir.connectors.delta_sink import CHANGE_TYPE
+from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.definition import Pipeline, Source, Stage, keeps_changes, made_columns
 from weir.definition.fingerprint import fingerprint_of
 from weir.operators.compatibility import Finding, Verdict

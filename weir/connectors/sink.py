@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from state_ops.arrow.unfit_values import UnfitValue
+from state_ops.errors import DamageError
+from state_ops.storage.storage import Storage
 from weir.connectors.source import RUNNING, default_name
 
 
@@ -65,6 +68,7 @@ class Published:
     Attributes:
         rows: The number of rows that were added or changed.
         version: The sink's own number of the publish, if it has one.
+        files: The number of files that came and went. None: as many as were staged.
 
     Example:
         >>> from weir import Published, SinkOpening, foreach, no_rows
@@ -75,6 +79,7 @@ class Published:
 
     rows: int
     version: int | None = None
+    files: int | None = field(default=None, repr=False)
 
 
 class Publisher(Protocol):
@@ -269,6 +274,44 @@ class InParts(Protocol):
         ...
 
 
+@runtime_checkable
+class Versioned(Protocol):
+    """A further part of a publisher whose definition says `has_versions`.
+
+    Its rows are `StagedRows`: they also say their files and their checkpoint.
+    """
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """Return whether the sink takes rows of these columns for certain, without a look at it."""
+        ...
+
+    def diverged(self, published: int | None, *, lacks: bool) -> str | None:
+        """Return in words how the sink differs from what the registry says; None: it does not, or is not there yet.
+
+        Args:
+            published: The checkpoint that the registry says was published last.
+            lacks: Whether the sink may have less.
+        """
+        ...
+
+    def check_rows(self) -> None:
+        """Raise DamageError if others have gone back to a version before the newest publish."""
+        ...
+
+    def damaged(self, how: str, also: str = "") -> DamageError:
+        """Return the error for a sink that is not where the registry says.
+
+        Args:
+            how: What is wrong, in words.
+            also: One more cause, with what to do about it.
+        """
+        ...
+
+    def replace_range(self, rows: Rows) -> Published:
+        """Bring rows in instead of those of a range of event time, which the checkpoint's record of the sink says."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SinkOpening:
     """The context in which a sink's definition is opened.
@@ -286,6 +329,8 @@ class SinkOpening:
             lack rows that were lost, and neither is damage.
         lossy: True if the pipeline delivers at most once. A sink without any trace of a checkpoint is then no damage,
             since all rows for it may be lost. A sink whose place is gone is damage still.
+        storage: The pipeline's storage, for a sink that `has_versions`.
+        scratch: A directory on a local disk, for such a sink.
 
     Example:
         >>> from weir import SinkOpening, foreach
@@ -302,6 +347,8 @@ class SinkOpening:
     patience: float = RUNNING
     exact: bool = True
     lossy: bool = False
+    storage: Storage | None = None
+    scratch: Path | None = None
 
 
 def default_sink_name(place: str) -> str:
@@ -327,6 +374,11 @@ class Capabilities:
         event_time: The column by which the author says that a row belongs to a day.
         at: The directory or URI of a table outside of the pipeline's storage, with {placeholders}.
         descriptions: By column, what it is, for people.
+
+    Example:
+        >>> from weir import delta
+        >>> delta.append("orders").capabilities.takes_files, delta.upsert("newest", key="id").capabilities.newest_of
+        (True, ('id',))
     """
 
     takes_files: bool = False

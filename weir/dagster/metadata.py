@@ -21,12 +21,12 @@ from state_ops.moments import from_micros
 from state_ops.rows.aggregates import Agg
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.table_commit import table_path
 from weir.connectors.sink import Sink
 from weir.dagster.names import input_key, lookup_key, stage_key, table_key
 from weir.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
 from weir.definition.made_columns import made_of, read_by
 from weir.epoch.model import EpochReport
-from weir.sinks.table_commit import table_path
 from weir.sources.positions import Arrivals
 from weir.timings import bottleneck
 

@@ -44,6 +44,7 @@ HOME = Path(__file__).resolve().parents[2]  # the folder with both packages
 # Names by which checkpoints know modules of Weir that have moved since: a module that moves changes no stage's code.
 _RECORDED = {
     **{f"weir.{name}": f"pipelines.{name}" for name in ("api", "testing", "state_reader", "state_writer")},
+    "weir.connectors.delta.sink": "pipelines.runtime.connectors.delta_sink",
     "weir.replay": "pipelines.runtime.debugging",
     "weir": "pipelines.runtime",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,9 @@ from state_ops.schema.key_groups import check_parallelism
 from state_ops.storage.branches import BRANCHES, Branch
 from state_ops.storage.paths import data_directory
 from state_ops.value_text import literal
+from weir.connectors.delta.sink import DeltaSink
 from weir.connectors.sink import Capabilities, Sink
+from weir.connectors.source import ADD, FIX
 from weir.connectors.source import Source as Source
 from weir.definition.gates import ROWS, Expected
 from weir.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
@@ -258,14 +260,26 @@ class Pipeline:
         """The longest of its stages' lateness, in microseconds: so far watermarks may be behind what has been read."""
         return max(stage.lateness for stage in self.stages)
 
-    def capabilities(self, sink: Sink) -> Capabilities:
-        """Return what can be done with a sink where the pipeline writes to it.
+    def target(self, sink: Sink) -> Sink:
+        """Return the sink that gets the rows for a sink: itself.
 
-        A branch writes nothing outside of itself: instead of each sink it has a table to which rows are appended, or in
-        which they replace others.
+        A branch writes nothing outside of itself, and keeps what its epochs hand out. Instead of a sink without
+        versions, or with keys, it has a table to which rows are appended.
         """
         can = sink.capabilities
-        return can if self.branch is None else replace(can, takes_files=True, has_versions=True, newest_of=(), at=None)
+        if self.branch is None or (can.has_versions and can.takes_files):
+            return sink
+        return DeltaSink(
+            name=sink.name,
+            event_time=can.event_time,
+            partition_by=can.partition_by,
+            evolve=ADD if can.evolves else FIX,
+            descriptions=can.descriptions,
+        )
+
+    def capabilities(self, sink: Sink) -> Capabilities:
+        """Return what can be done with the sink that gets the rows for a sink."""
+        return self.target(sink).capabilities
 
     @property
     def tables(self) -> tuple[Sink, ...]:
@@ -282,7 +296,7 @@ class Pipeline:
     @property
     def elsewhere(self) -> dict[str, str]:
         """By name, where tables lie that are not in the pipeline's storage. A branch has none."""
-        places = {sink.name: self.capabilities(sink).at for sink in self.sinks}
+        places = {sink.name: sink.capabilities.at for sink in self.sinks if self.branch is None}
         return {name: at for name, at in places.items() if at is not None}
 
     def sink(self, name: str) -> Sink | None:

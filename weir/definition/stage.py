@@ -14,14 +14,8 @@ from state_ops.outputs import LATE, PARTS
 from state_ops.outputs import MAIN as MAIN
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
-from weir.connectors.delta_sink import (
-    CHANGE_TYPE,
-    COMMIT_TIME,
-    EPOCH,
-    VERSION,
-    DeltaSink,
-    refuse_replaced,
-)
+from weir.connectors.delta.change_feed import CHANGE_TYPE, COMMIT_TIME, EPOCH, VERSION, refuse_replaced
+from weir.connectors.delta.sink import DeltaSink
 from weir.connectors.lookups.lookup_table import Pinned
 from weir.connectors.sink import Sink
 from weir.connectors.source import Source as Source

@@ -69,6 +69,7 @@ from state_ops.schema import evolution
 from state_ops.snapshots import stage_upload
 from state_ops.storage.transfers import at_once
 from weir.code_changes.sql import recorded_sql
+from weir.connectors.delta import append
 from weir.connectors.sink import Sink
 from weir.definition import FileSource, Source, Stage, keeps_event_time, sinks_shown
 from weir.epoch.model import EpochReport, InFlightEpoch
@@ -84,7 +85,6 @@ from weir.ownership.fencing import as_owner
 from weir.ownership.leftovers import delete_staged
 from weir.ownership.prune import prune
 from weir.ownership.publish import deliver, publish_missing
-from weir.sinks import delta
 from weir.sinks.recorded_sink import recorded
 from weir.sources import archive
 from weir.timings import record_ms
@@ -305,7 +305,7 @@ def _looked_at(
     schemas = {(uid, f"{name}{parts}"): schema for uid, name, schema in outputs_of for parts in ("", PARTS)}
     outputs = [file for file in files if file.kind == OUTPUT]
     looks: list[Callable[[], object]] = [partial(context.sinks.fits, sink, schema) for sink, schema in written]
-    looks.append(lambda: context.sinks.keep(delta.check(context.storage, outputs, schemas)))
+    looks.append(lambda: context.sinks.keep(append.check(context.storage, outputs, schemas)))
     *fit, _ = at_once(looks)
     return [output for output, fits in zip(written, fit, strict=True) if not fits]
 

@@ -21,10 +21,10 @@ from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots.sweep import SORTING
 from state_ops.storage.disks import disk
 from state_ops.storage.temp_dirs import scratch
+from weir import where
 from weir.definition import ROW, Source, Stage
 from weir.execution.executor import Channel, Landed, Several, staged_tables
 from weir.execution.external_sort import in_order
-from weir.operators import where
 from weir.operators.joins import sides
 from weir.sources.slices import WHOLE, Share, position
 

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from state_ops.records.snapshot_files import StagedFile, StateFile
+from weir import where
 from weir.definition import Stage
 from weir.execution import direct_read
 from weir.execution.executor import Channel, Landed, Several
-from weir.operators import where
 from weir.sources.slices import Share, SourceFile
 
 SCHEMA = "subtask int, side int, block binary"

@@ -2,7 +2,7 @@
 is the real keyed task on the real backend. For unit tests of pipelines (`weir.testing`) and for tests of the
 coordinator.
 
-`where` is evaluated as Spark does it (`operators.where`); what that does not cover is refused by name. `transform`
+`where` is evaluated as Spark does it (`weir.where`); what that does not cover is refused by name. `transform`
 needs Spark."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError, TransientError
 from state_ops.records.acks import Ack
+from weir import where
 from weir.definition import Stage
 from weir.execution import direct_read
 from weir.execution.executor import Channel, Deadline, Landed, Several
 from weir.execution.row_order import ordered
-from weir.operators import where
 from weir.task import run_task
 from weir.task.run_task import KeyedTask
 

@@ -20,11 +20,11 @@ from state_ops.arrow.unfit_values import unfit
 from state_ops.errors import InputError, RefusedError, from_report, to_report
 from state_ops.logs import Logger
 from state_ops.records.acks import Ack
+from weir import where
 from weir.definition import QUARANTINE, ROW, Source, Stage
 from weir.execution import direct_read
 from weir.execution.executor import Landed
 from weir.gates.quarantine import MOST_ROWS, ROUNDS
-from weir.operators import where
 from weir.sources.reader import SourceReader
 from weir.sources.slices import EpochPlan, LeftOut
 from weir.task.refusals import Target, refusals

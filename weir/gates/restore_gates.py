@@ -17,13 +17,13 @@ from state_ops.errors import DamageError, GateError, plainly
 from state_ops.ids import parse_epoch_dir
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.table_commit import file_path, table_path, with_partition
 from weir.connectors.formats.stored_rows import stored_rows
 from weir.definition import Expected, Pipeline
 from weir.gates import evaluation
 from weir.gates.evaluation import Verdict
 from weir.inspection import state_reader
 from weir.settings.configuration import Settings
-from weir.sinks.table_commit import file_path, table_path, with_partition
 
 log = Logger("weir.restore")
 

@@ -33,12 +33,12 @@ from state_ops.records.recorded import Recorded
 from state_ops.redaction import scrub
 from state_ops.storage.storage import Storage
 from state_ops.value_text import as_json
+from weir.connectors.delta.table_commit import table_path
 from weir.definition import Pipeline
 from weir.inspection.database import asked, database, load, quoted, seal, tables_of
 from weir.inspection.state_reader import At, chain, held, view_at
 from weir.inspection.view import View
 from weir.settings.configuration import Settings
-from weir.sinks.table_commit import table_path
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection

@@ -23,6 +23,7 @@ from state_ops.errors import ConfigurationError, WeirError
 from state_ops.logs import Logger
 from state_ops.moments import from_micros, to_micros
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.replace_where import Range
 from weir.definition import Pipeline
 from weir.definition.fingerprint import fingerprint
 from weir.epoch.model import EpochReport
@@ -36,7 +37,6 @@ from weir.restore.rewind import listed
 from weir.run import run as runtime
 from weir.run.run import RunOptions
 from weir.settings.configuration import BackfillSettings, PartitionSettings, Settings
-from weir.sinks.replace_where import Range
 
 log = Logger("weir.backfill")
 

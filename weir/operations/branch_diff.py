@@ -20,6 +20,12 @@ from state_ops.delta.log_entries import DataFile
 from state_ops.errors import ConfigurationError
 from state_ops.storage.storage import Storage
 from state_ops.value_text import text_of
+from weir.connectors.delta.changes import ROW, Changes
+from weir.connectors.delta.predicates import predicate
+from weir.connectors.delta.replace_partitions import outside, replaced_by
+from weir.connectors.delta.replace_where import Range
+from weir.connectors.delta.restore_version import files_at
+from weir.connectors.delta.table_commit import file_path, table_path, with_partition
 from weir.connectors.formats.stored_rows import stored_rows
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline
@@ -32,12 +38,6 @@ from weir.operations.row_diff import KINDS, OURS, SAMPLE, THEIRS, TableDiff, com
 from weir.operators import clocked_state
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
-from weir.sinks.changes import ROW, Changes
-from weir.sinks.predicates import predicate
-from weir.sinks.replace_partitions import outside, replaced_by
-from weir.sinks.replace_where import Range
-from weir.sinks.restore_version import files_at
-from weir.sinks.table_commit import file_path, table_path, with_partition
 from weir.sources.positions import Arrivals
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from state_ops.logs import Logger
 from state_ops.records.snapshot_files import STATE
 from state_ops.storage.branches import BRANCHES, Branch, inherited, is_inherited, pinned
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.replace_where import Range
 from weir.definition import Pipeline
 from weir.inspection.state_reader import At, whole
 from weir.ownership import savepoints
@@ -37,7 +38,6 @@ from weir.ownership.ownership import claimed
 from weir.ownership.pipeline_storage import open_storage, readers, storage_errors
 from weir.run import maintenance
 from weir.settings.configuration import Settings
-from weir.sinks.replace_where import Range
 from weir.sources.positions import Arrivals
 
 log = Logger("weir.fork")

@@ -13,9 +13,9 @@ from state_ops.arrow import frames
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import PipelineError
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.table_commit import file_path
 from weir.connectors.sink import Sink
 from weir.ownership.context import RunContext
-from weir.sinks.table_commit import file_path
 from weir.task.refusals import Target, refusals
 
 _BATCH_ROWS = 65_536

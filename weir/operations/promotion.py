@@ -41,7 +41,13 @@ from state_ops.logs import Logger
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
-from weir.connectors.delta_sink import recorded_table
+from weir.connectors.delta import append, replace_where, restore_version
+from weir.connectors.delta.changes import Changes, check_columns, columns_of
+from weir.connectors.delta.replace_where import Range
+from weir.connectors.delta.restore_version import Promoted, TableRewind
+from weir.connectors.delta.sink import recorded_table
+from weir.connectors.delta.table_commit import file_path, table_path
+from weir.connectors.delta.upsert import spilled
 from weir.connectors.sink import Capabilities, Sink
 from weir.definition import Pipeline, Stage, made_columns
 from weir.epoch.step_runner import StepRunner
@@ -60,12 +66,7 @@ from weir.restore.rewind import given, has_table, hindrances, marker_moves
 from weir.run import run as runtime
 from weir.run.run import RunOptions
 from weir.settings.configuration import Settings
-from weir.sinks import delta, recorded_sink, replace_where, restore_version
-from weir.sinks.changes import Changes, check_columns, columns_of
-from weir.sinks.replace_where import Range
-from weir.sinks.restore_version import Promoted, TableRewind
-from weir.sinks.table_commit import file_path, table_path
-from weir.sinks.upsert import spilled
+from weir.sinks import recorded_sink
 from weir.sources.positions import Arrivals, in_words
 from weir.sources.reader import SourceReader
 
@@ -514,7 +515,7 @@ def _tables(
             schema = columns_of(schema)
         if schema is not None:
             by = can.partition_by if sink is not None else None
-            delta.check_table(storage, name, schema, keyed=bool(can.newest_of), partition_by=by, evolves=can.evolves)
+            append.check_table(storage, name, schema, keyed=bool(can.newest_of), partition_by=by, evolves=can.evolves)
         if back is not None or comes:
             yield TablePromotion(name, back, comes, schema)
 
@@ -699,7 +700,7 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
         if table.back is None and table.schema is not None:
             sink = as_handed_out(context.pipeline, decided.tip, table.table)
             by = sink.capabilities.partition_by if sink is not None else ()
-            delta.ensure(context.storage, table.table, table.schema, partition_by=by)
+            append.ensure(context.storage, table.table, table.schema, partition_by=by)
     for sink, brings in given_rows:
         files = [*files, *_brought(owner, source, decided.tip, brings, id, None)]
         promoted_rows.prepare(context, sink, brings.schema)

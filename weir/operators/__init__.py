@@ -23,7 +23,7 @@ from state_ops.rows.resident_table import Residence
 from state_ops.rows.sketches import DISTINCT
 from state_ops.schema.key_codec import check_key_type
 from state_ops.schema.state_schema import StateSchema
-from weir.connectors.delta_sink import CHANGE_TYPE, CHANGES, EPOCH
+from weir.connectors.delta.change_feed import CHANGE_TYPE, CHANGES, EPOCH
 from weir.definition import (
     ROW,
     Aggregation,

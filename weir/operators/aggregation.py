@@ -27,7 +27,7 @@ from state_ops.rows.epoch_fold import EpochFold, everything
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import PRESENT, Rows
 from state_ops.rows.spill import Spill
-from weir.connectors.delta_sink import (
+from weir.connectors.delta.change_feed import (
     CHANGE_TYPE,
     CHANGES,
     DELETE,

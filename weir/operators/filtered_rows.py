@@ -1,6 +1,6 @@
 """`where=` of aggregates: which rows of a batch each of them takes.
 
-The condition is evaluated as Spark evaluates it, without Spark (`weir.operators.where`). An aggregate with
+The condition is evaluated as Spark evaluates it, without Spark (`weir.where`). An aggregate with
 one is an aggregate of a column of its own, which is null in the rows of which the condition is false or null: that is
 what SQL's FILTER means, since nulls are left out of all aggregates.
 """
@@ -16,7 +16,7 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
 from state_ops.rows.aggregates import Agg
-from weir.operators.where import Fails, Refused, compiled
+from weir.where import Fails, Refused, compiled
 
 _REMEDY = (
     "The condition of an aggregate is evaluated without Spark; the page where of the reference lists what it may have. "

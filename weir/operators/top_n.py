@@ -31,7 +31,7 @@ from state_ops.rows.spill import Spill
 from state_ops.schema.key_codec import decode_keys, encode_int64, group_prefix
 from state_ops.schema.row_codec import decode_rows
 from state_ops.schema.state_schema import StateSchema
-from weir.connectors.delta_sink import CHANGE_TYPE, DELETE, INSERT, UPDATE, UPDATE_BEFORE
+from weir.connectors.delta.change_feed import CHANGE_TYPE, DELETE, INSERT, UPDATE, UPDATE_BEFORE
 from weir.definition import Epoch, Stage, TopN
 from weir.operators.base import (
     LATE,

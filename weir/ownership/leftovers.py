@@ -14,11 +14,11 @@ from state_ops.logs import Logger
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.paths import data_directory, is_staged_rows
 from state_ops.storage.storage import Storage
+from weir.connectors.delta import append
+from weir.connectors.delta.table_commit import table_path
 from weir.ownership.context import RunContext
 from weir.ownership.pipeline_storage import reaching
-from weir.sinks import delta
 from weir.sinks.recorded_sink import places_before
-from weir.sinks.table_commit import table_path
 from weir.sources.slices import Slice
 
 log = Logger("weir.epoch")
@@ -105,11 +105,12 @@ def delete_rows(context: RunContext, rows: Sequence[tuple[Storage, str]]) -> int
 def _dead_rows(context: RunContext, storage: Storage, name: str, head: Checkpoint | None) -> list[str]:
     """Return the rows in one table's directory whose epochs never completed. Raises UNREADABLE."""
     base = data_directory(name, context.pipeline.app_id, storage.is_mounted(table_path(name)))
+    app_id, last = context.pipeline.app_id, head.published(name) if head is not None else None
     dead = [directory for directory in storage.list_dirs(base) if _is_dead(context, head, directory)]
-    if not dead or delta.diverged(storage, context.pipeline.app_id, name, head, lacks=context.pipeline.at_most_once):
+    if not dead or append.diverged(storage, app_id, name, last, lacks=context.pipeline.at_most_once):
         return []
     gone, perhaps_published = list[str](), list[str]()
-    published = delta.marker(storage, context.pipeline.app_id, name) or 0
+    published = append.marker(storage, app_id, name) or 0
     for directory in dead:
         files = storage.list(f"{base}/{directory}", unfinished=True)
         staged = [file.path for file in files if is_staged_rows(file.path)]

@@ -20,10 +20,10 @@ from state_ops.redaction import scrubbing
 from state_ops.storage import disks
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.table_commit import table_path
 from weir.connectors.source import LOOKING, Opening, Position
 from weir.definition import FileSource, Pipeline, Source
 from weir.settings.configuration import Settings
-from weir.sinks.table_commit import table_path
 from weir.sources.files import FilesReader
 from weir.sources.landed import LANDED, LandedFiles
 from weir.sources.parts import PartsReader

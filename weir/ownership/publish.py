@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from state_ops.checkpoints.checkpoint import REWIND, TAKES_BACK, Checkpoint, began
+from state_ops.checkpoints.checkpoint import TAKES_BACK, Checkpoint, began
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.checkpoints.unpublished import unpublished as by_sink
 from state_ops.coordination import publishing_refused
@@ -17,12 +17,11 @@ from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.transfers import at_once
-from weir.connectors.sink import Capabilities, Published, Publisher, TakingBack, no_rows
+from weir.connectors.delta.table_commit import publication
+from weir.connectors.sink import Published, Publisher, TakingBack, Versioned, no_rows
+from weir.connectors.staged_rows import StagedRows
 from weir.ownership.context import RunContext
-from weir.sinks import delta, recorded_sink, replace_partitions, replace_where, restore_version, upsert
 from weir.sinks.opening import marker_of
-from weir.sinks.staged_rows import StagedRows
-from weir.sinks.table_commit import publication
 
 log = Logger("weir.sink")
 
@@ -173,55 +172,18 @@ def _behind_what_is_there(context: RunContext, checkpoint: Checkpoint, sink: str
 
 
 def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
-    before = checkpoint.sinks[sink].before
-    if checkpoint.sinks[sink].kind is not None:
-        recorded_sink.check_system(context.pipeline, sink, checkpoint, context.resolve)
-        return _hand_over(context, checkpoint, sink, files)
-    target = recorded_sink.table_sink(context.pipeline, sink, checkpoint.sinks[sink], checkpoint.id)
-    can = context.pipeline.capabilities(target) if target is not None else Capabilities()
-    if checkpoint.kind != REWIND and target is not None and can.newest_of:
-        scratch = context.settings.work_dir
-        return upsert.publish(context.storage, context.pipeline.app_id, target, checkpoint, before, files, scratch)
-    scratch = context.settings.work_dir
-    if checkpoint.kind in TAKES_BACK:
-        context.sinks.tables.pop(sink, None)
-        if checkpoint.sinks[sink].column is not None:
-            return replace_where.overwrite(
-                context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch, evolves=can.evolves
-            )
-        app_id = context.pipeline.app_id
-        return restore_version.rewind(
-            context.storage,
-            app_id,
-            sink,
-            checkpoint,
-            files,
-            chain=_chain(context.registry, sink),
-            replaces=scratch if can.replaces else None,
-            evolves=can.evolves,
-        )
-    storage, app_id, footers = context.storage, context.pipeline.app_id, context.sinks.footers
-    if can.replaces:
-        done = replace_partitions.publish(storage, app_id, sink, checkpoint, before, files, footers, scratch=scratch)
-    else:
-        tables = context.sinks.tables
-        done = delta.publish(storage, app_id, sink, checkpoint, before, files, tables, footers, evolves=can.evolves)
-    for file in files:
-        footers.pop(file.path, None)
-    return done
-
-
-def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
-    """Publish to a sink that is no table. A rewind or a promotion moves its marker alone, where rows stay in it."""
+    """Publish to one sink, by its publisher. A rewind or a promotion moves its marker alone, where rows stay in it."""
     started, link = time.perf_counter(), checkpoint.sinks[sink]
-    publisher, before = context.sinks.publisher(sink), link.before
-    rows = StagedRows(context.storage, files, context.settings.work_dir, checkpoint.triggered_at)
+    publisher, before, footers = context.sinks.publisher_of(sink, checkpoint), link.before, context.sinks.footers
+    rows = StagedRows(context.storage, files, context.settings.work_dir, checkpoint, footers)
     if checkpoint.kind not in TAKES_BACK:
         published = publisher.publish(before, checkpoint.id, rows)
+    elif link.column is not None and isinstance(publisher, Versioned):
+        published = publisher.replace_range(rows)
     else:
 
         def move(marker: int | None) -> Published:
-            if not link.takes_back:
+            if not link.takes_back and link.kind is not None:
                 return publisher.publish(marker, checkpoint.id, no_rows())
             if isinstance(publisher, TakingBack):
                 return publisher.take_back(marker, checkpoint.id, link.to, rows)
@@ -231,9 +193,13 @@ def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Se
             )
 
         chain = _chain(context.registry, sink)
-        # A sink that lacks what was published last was restored, perhaps to before its first rows.
-        published = _move_marker(publisher, move, before, chain | {None} if before in link.lacks else chain)
-    return publication(checkpoint, sink, published.version, len(files), published.rows, started)
+        # A system that lacks what was published last was restored, perhaps to before its first rows.
+        restored = before in link.lacks and not isinstance(publisher, Versioned)
+        published = _move_marker(publisher, move, before, chain | {None} if restored else chain)
+    for file in files:
+        footers.pop(file.path, None)
+    touched = published.files if published.files is not None else len(files)
+    return publication(checkpoint, sink, published.version, touched, published.rows, started)
 
 
 def _move_marker(

@@ -21,14 +21,14 @@ from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import parse_epoch_dir
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import CHANGE_TYPE
+from weir import where
+from weir.connectors.delta.change_feed import CHANGE_TYPE
+from weir.connectors.delta.table_commit import local_file, table_path, with_partition
 from weir.connectors.formats.stored_rows import stored_rows
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline, Stage
 from weir.execution.executor import staged_table
-from weir.operators import where
 from weir.replay.comparison import canonical_text
-from weir.sinks.table_commit import local_file, table_path, with_partition
 
 _STAGED = re.compile(r"/(g\d+-e\d+)/(\d+)-[^/]+(?:/\d+)?\.parquet$")
 

@@ -34,6 +34,9 @@ from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
+from weir.connectors.delta import restore_version
+from weir.connectors.delta.restore_version import TableRewind
+from weir.connectors.delta.table_commit import table_path
 from weir.definition import Pipeline
 from weir.inspection.state_reader import At, chosen, whole
 from weir.ownership.context import RunContext
@@ -43,10 +46,7 @@ from weir.ownership.pipeline_storage import open_storage, readers
 from weir.ownership.publish import lacking_by_sink
 from weir.restore import rows_back
 from weir.settings.configuration import Settings
-from weir.sinks import restore_version
 from weir.sinks.opening import Sinks, kind_in
-from weir.sinks.restore_version import TableRewind
-from weir.sinks.table_commit import table_path
 from weir.sources.positions import Arrivals
 
 log = Logger("weir.rewind")

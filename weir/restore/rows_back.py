@@ -17,10 +17,10 @@ from state_ops.delta.log_entries import DataFile
 from state_ops.errors import plainly
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.restore_version import RowsBack, TableRewind
+from weir.connectors.delta.table_commit import local_file, table_path
 from weir.definition import Pipeline
 from weir.inspection.database import database, quoted
-from weir.sinks.restore_version import RowsBack, TableRewind
-from weir.sinks.table_commit import local_file, table_path
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection

@@ -1,4 +1,4 @@
-"""Sinks: Delta tables, to which rows are appended, in which rows are replaced, and from which they are taken back.
+"""Sinks as a pipeline reaches them: opened as the code or a checkpoint says, and what checkpoints record of them.
 
-Imports `sources` and `definition`.
+Imports `definition` and `connectors`, where the sinks themselves are.
 """

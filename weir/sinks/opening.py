@@ -1,7 +1,7 @@
-"""The one place where a pipeline's sinks are reached, whatever they are: Delta tables below its `tables/`, or systems.
+"""The one place where a pipeline's sinks are opened.
 
-A table is asked for its log. Any other sink is opened as a `Publisher` when it is first needed, and closed with the
-process' use of the pipeline. On a branch every sink is a table (`Pipeline.capabilities`).
+A sink is opened as a `Publisher` when it is first needed, and closed with the process' use of the pipeline. On a branch
+a table is opened instead (`Pipeline.target`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,13 @@ from state_ops.errors import DamageError, FencedError, PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.records.snapshot_files import TABLES
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import (
-    CHANGE_TYPE,
-    described,
-    refuse_replaced,
-)
-from weir.connectors.sink import Expiring, InParts, Judging, Publisher, Sink, SinkOpening, ValueRules
+from weir.connectors.delta.change_feed import CHANGE_TYPE, refuse_replaced
+from weir.connectors.delta.sink import DeltaSink
+from weir.connectors.sink import Expiring, InParts, Judging, Publisher, Sink, SinkOpening, ValueRules, Versioned
 from weir.connectors.source import LOOKING, RUNNING
 from weir.definition import EXACTLY_ONCE, Pipeline
 from weir.settings.configuration import Settings
-from weir.sinks import delta
-from weir.sinks.changes import check_columns, columns_of
-from weir.sinks.delta import PublishedTable
-from weir.sinks.predicates import check_condition
-
-_PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
-
+from weir.sinks.recorded_sink import check_system, table_sink
 
 _FOOTERS = 4096
 _OTHER_DELIVERY = (
@@ -57,10 +48,9 @@ class Sinks:
     ) -> None:
         self._pipeline, self._settings, self._storage = pipeline, settings, storage
         self._prove, self._patience = prove or _not_owned, RUNNING if prove is not None else LOOKING
-        self._publishers: dict[str, Publisher] = {}
+        self._publishers: dict[str, list[tuple[Sink, Publisher]]] = {}
         self._lock = RLock()
         self.footers: dict[str, pq.FileMetaData] = {}  # of staged files, until they are published
-        self.tables: dict[str, PublishedTable] = {}  # as this process has left them at its last publish
 
     def __enter__(self) -> Sinks:
         return self
@@ -74,24 +64,58 @@ class Sinks:
         """Give back connections."""
         with self._lock:
             while self._publishers:
-                self._publishers.popitem()[1].close()
+                for _, publisher in self._publishers.popitem()[1]:
+                    publisher.close()
 
     def publisher(self, name: str) -> Publisher:
-        """Return the publisher of a sink that is no table, opened once.
+        """Return the publisher of a sink as the code has it, opened once.
 
         Raises:
             PipelineError: The code has no such sink any more.
         """
         sink = self._pipeline.sink(name)
-        if sink is None or self._versions(sink):
+        if sink is None:
             raise PipelineError(
                 f"Checkpoints of {self._pipeline.title} have rows for the sink {name}, which its code has no more.",
                 next="Put the sink back until they are published, or rewind to a checkpoint before them.",
             )
+        return self._opened(self._pipeline.target(sink))
+
+    def publisher_of(self, name: str, checkpoint: Checkpoint) -> Publisher:
+        """Return the publisher of a sink as a checkpoint has recorded it.
+
+        Raises:
+            PipelineError: The code has to have the sink as it was then, and has it no more.
+        """
+        link, resolve = checkpoint.sinks[name], partial(self._settings.filled, self._pipeline.name)
+        if link.kind is not None:
+            check_system(self._pipeline, name, checkpoint, resolve)
+            return self.publisher(name)
+        return self._opened(self._pipeline.target(table_sink(self._pipeline, name, link, checkpoint.id, resolve)))
+
+    def _reached(self, name: str, head: Checkpoint | None) -> Publisher | None:
+        """Return the publisher of a sink that the code has, or of a table that it has no more; None: of another system
+        that it has no more."""
+        if self._pipeline.sink(name) is not None:
+            return self.publisher(name)
+        return self._opened(DeltaSink(name=name)) if kind_in(head, name) is None else None
+
+    def _versioned(self, name: str, head: Checkpoint | None) -> Versioned | None:
+        """Return the publisher of a sink with versions; None of another one, which is not opened."""
+        sink = self._pipeline.sink(name)
+        if sink is not None and not self._pipeline.capabilities(sink).has_versions:
+            return None
+        publisher = self._reached(name, head)
+        return publisher if isinstance(publisher, Versioned) else None
+
+    def _opened(self, sink: Sink) -> Publisher:
         with self._lock:
-            if name not in self._publishers:
-                self._publishers[name] = sink.open(self._opening(sink))
-            return self._publishers[name]
+            opened = self._publishers.setdefault(sink.name, [])
+            known = next((publisher for definition, publisher in opened if definition == sink), None)
+            if known is None:
+                known = sink.open(self._opening(sink))
+                opened.append((sink, known))
+            return known
 
     def _opening(self, sink: Sink) -> SinkOpening:
         return SinkOpening(
@@ -102,6 +126,8 @@ class Sinks:
             patience=self._patience,
             exact=self._pipeline.delivery == EXACTLY_ONCE,
             lossy=self._pipeline.at_most_once,
+            storage=self._storage,
+            scratch=self._settings.work_dir,
         )
 
     def keep(self, footers: Mapping[str, pq.FileMetaData]) -> None:
@@ -116,26 +142,17 @@ class Sinks:
 
     def fits(self, sink: Sink, schema: pa.Schema) -> bool:
         """Return whether a sink takes rows of these columns for certain, without a look at the sink."""
-        left = self.tables.get(sink.name)
-        return left is not None and delta.fits(left, schema, evolves=sink.capabilities.evolves)
+        publisher = self._versioned(sink.name, None)
+        return publisher is not None and publisher.fits(schema)
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Raise PipelineError unless a sink takes rows of these columns."""
         if CHANGE_TYPE in schema.names:
             refuse_replaced(sink, f"table {sink.name}")
-        if self._pipeline.capabilities(sink).newest_of:
-            check_columns(sink, schema)
-        elif sink.capabilities.replaces_where is not None:
-            check_condition(sink.name, sink.capabilities.replaces_where, schema)
-        if self._versions(sink):
-            self._as_table(sink, schema, delta.check_table)
-        else:
-            self.publisher(sink.name).check(schema)
+        self.publisher(sink.name).check(schema)
 
     def rules(self, sink: Sink, schema: pa.Schema) -> ValueRules | None:
         """Return a sink's rules for the values of rows of these columns, or None if a table would ask no less."""
-        if self._versions(sink):
-            return None
         publisher = self.publisher(sink.name)
         return publisher.rules(schema) if isinstance(publisher, Judging) else None
 
@@ -147,12 +164,10 @@ class Sinks:
                 where=f"sink {sink.name}",
                 next="Let the stage's function return rows; or take out its sink, if its state is all that is wanted.",
             )
-        if self._versions(sink):
-            self._as_table(sink, schema, delta.ensure)
-        else:
-            publisher = self.publisher(sink.name)
+        publisher = self.publisher(sink.name)
+        if not isinstance(publisher, Versioned):  # whose `prepare` compares the columns with the table's anyway
             publisher.check(schema)
-            publisher.prepare(schema)
+        publisher.prepare(schema)
 
     def check_chain(self, name: str, head: Checkpoint | None, lacking: Sequence[CheckpointId | None] = ()) -> None:
         """Raise DamageError if a sink is ahead of the newest checkpoint or behind it.
@@ -167,8 +182,9 @@ class Sinks:
         problem = self.diverged(name, head, lacking)
         if problem is None:
             return
-        if self._at_table(name, head):
-            raise delta.damaged(self._storage, name, problem, _OTHER_DELIVERY)
+        publisher = self._versioned(name, head)
+        if publisher is not None:
+            raise publisher.damaged(problem, _OTHER_DELIVERY)
         raise DamageError(
             f"The sink {name} is not where the registry says: {problem}.",
             where=f"sink {name}",
@@ -196,8 +212,9 @@ class Sinks:
     def check_rows(self, name: str, head: Checkpoint | None) -> None:
         """Check that a table still has the rows that were published in it. Raises DamageError when others have restored
         it to a version before them."""
-        if self._at_table(name, head):
-            delta.check_rows(self._storage, self._pipeline.app_id, name)
+        publisher = self._versioned(name, head)
+        if publisher is not None:
+            publisher.check_rows()
 
     def check_delivered(self, head: Checkpoint | None, early_id: int) -> None:
         """Raise DamageError if sinks may have rows of an epoch that failed while delivery was at least once.
@@ -236,8 +253,9 @@ class Sinks:
         if marker is not None and marker > (published or 0):
             return None  # it has rows of an epoch that failed after they were delivered
         lacks = self._pipeline.at_most_once  # rows that it was to get may be lost
-        if self._at_table(name, head):
-            return delta.diverged(self._storage, self._pipeline.app_id, name, head, lacks=lacks)
+        publisher = self._versioned(name, head)
+        if publisher is not None:
+            return publisher.diverged(published, lacks=lacks)
         if sink is None or not sink.exactly_once:
             return None
         marker = self.marker(name, head, published)
@@ -251,17 +269,13 @@ class Sinks:
         Args:
             published: The one that the registry says was published last.
         """
-        if self._at_table(name, head):
-            return delta.marker(self._storage, self._pipeline.app_id, name)
-        if self._pipeline.sink(name) is None:
-            return None
-        return marker_of(self.publisher(name), published)
+        publisher = self._reached(name, head)
+        return marker_of(publisher, published) if publisher is not None else None
 
     def begun(self, name: str) -> int | None:
         """Return the checkpoint of whose rows a sink has a part, where it publishes in several transactions; None:
         none."""
-        sink = self._pipeline.sink(name)
-        if sink is None or self._versions(sink):
+        if self._pipeline.sink(name) is None:
             return None
         publisher = self.publisher(name)
         return publisher.begun() if isinstance(publisher, InParts) else None
@@ -275,8 +289,8 @@ class Sinks:
 
     def renew(self, name: str, head: Checkpoint | None) -> None:
         """Write a marker again that its system may forget. Only in the process that owns the pipeline."""
-        published, sink = head.published(name) if head is not None else None, self._pipeline.sink(name)
-        if published is None or sink is None or self._versions(sink):
+        published = head.published(name) if head is not None else None
+        if published is None or self._pipeline.sink(name) is None:
             return
         publisher = self.publisher(name)
         if isinstance(publisher, Expiring):
@@ -295,44 +309,12 @@ class Sinks:
         kind = self._kind(sink) if sink is not None else None
         return (link if kind is None else link.updated(kind=kind)).following(parent)
 
-    def _as_table(self, sink: Sink, schema: pa.Schema, check: Callable[..., None]) -> None:
-        """Check or create a table for what a sink makes of rows of these columns."""
-        upserts = bool(self._pipeline.capabilities(sink).newest_of)
-        check(
-            self._storage,
-            sink.name,
-            described(sink, columns_of(schema) if upserts else schema),
-            keyed=upserts or sink.capabilities.replaces,
-            partition_by=() if upserts else self._partitions(sink, schema),
-            evolves=sink.capabilities.evolves,
-        )
-
-    def _partitions(self, sink: Sink, schema: pa.Schema) -> tuple[str, ...]:
-        """Return the partition columns of a table, by which its rows can be told apart."""
-        for name in sink.capabilities.partition_by:
-            type = schema.field(name).type if name in schema.names else None
-            if type is None or not any(test(type) for test in _PARTITION_TYPES):
-                what = f"is {type}" if type is not None else "is no column of its rows"
-                raise PipelineError(
-                    f"The table {sink.name} cannot be partitioned by {name}, which {what}.",
-                    where=f"table {sink.name}",
-                    next="Partition by texts, integers, booleans or dates; of a time make its date.",
-                )
-        return sink.capabilities.partition_by
-
-    def _versions(self, sink: Sink) -> bool:
-        return self._pipeline.capabilities(sink).has_versions
-
     def _kind(self, sink: Sink) -> str | None:
-        return None if self._versions(sink) else sink.kind
-
-    def _at_table(self, name: str, head: Checkpoint | None) -> bool:
-        sink = self._pipeline.sink(name)
-        return self._versions(sink) if sink is not None else kind_in(head, name) is None
+        return None if self._pipeline.capabilities(sink).has_versions else sink.kind
 
 
 def marker_of(publisher: Publisher, published: int | None) -> int | None:
-    """Return the newest checkpoint that a sink has which is no table.
+    """Return the newest checkpoint that a sink has.
 
     Args:
         published: What the registry says was published last.

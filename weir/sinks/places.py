@@ -7,8 +7,8 @@ import re
 
 from state_ops.errors import PipelineError
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.table_commit import table_path
 from weir.definition import Pipeline
-from weir.sinks.table_commit import table_path
 
 _S3 = re.compile(r"s3[an]?://", re.IGNORECASE)
 

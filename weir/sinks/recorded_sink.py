@@ -19,7 +19,7 @@ from typing import Any
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import ConfigurationError, PipelineError
-from weir.connectors.delta_sink import DeltaSink, recorded_table
+from weir.connectors.delta.sink import DeltaSink, recorded_table
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline
 
@@ -48,10 +48,9 @@ def recorded(
 
 
 def _how(pipeline: Pipeline, sink: Sink, resolve: Callable[[str], str]) -> dict[str, Any]:
-    if sink.capabilities.has_versions:
-        return {"v": VERSION, **sink.publishes_by(resolve)}
-    if pipeline.capabilities(sink).has_versions:  # the table that a branch has instead
-        return {"v": VERSION, **DeltaSink(name=sink.name).publishes_by(resolve)}
+    instead = sink if sink.capabilities.has_versions else pipeline.target(sink)
+    if instead.capabilities.has_versions:
+        return {"v": VERSION, **instead.publishes_by(resolve)}
     return _of_system(sink, resolve)
 
 
@@ -66,18 +65,22 @@ def _short(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def table_sink(pipeline: Pipeline, name: str, link: SinkLink | None, checkpoint: int) -> Sink | None:
+def table_sink(
+    pipeline: Pipeline, name: str, link: SinkLink | None, checkpoint: int, resolve: Callable[[str], str]
+) -> Sink:
     """Return the sink of a table as a checkpoint has recorded it; where that records nothing, as the code has it.
 
     Args:
         checkpoint: Whose rows they are, for errors.
+        resolve: Fills {placeholders}.
 
     Raises:
         PipelineError: The table lies elsewhere by now, or a newer release has recorded it.
     """
     today = pipeline.sink(name)
+    is_table = today is not None and today.capabilities.has_versions
     if link is None or link.how is None:
-        return today
+        return today if today is not None and is_table else DeltaSink(name=name)
     how = link.how
     _check_version(name, how, checkpoint)
     at = how.get("at")
@@ -89,6 +92,8 @@ def table_sink(pipeline: Pipeline, name: str, link: SinkLink | None, checkpoint:
             f"lies at {at or 'its place in the storage'}",
             lies or "in the storage, or the code has it no more",
         )
+    if today is not None and is_table and how == _how(pipeline, today, resolve):
+        return today
     return recorded_table(name, how)
 
 

@@ -16,11 +16,11 @@ from state_ops.arrow.unfit_values import FIRST_MICRO, LAST_MICRO
 from state_ops.errors import InputError
 from weir.connectors.formats import hive
 from weir.connectors.formats.spelling import check_spelling
+from weir.connectors.parquet.footers import by_arrow, enums, nanos, times, unnameable
 from weir.connectors.parquet.rows import NO_ROWS
 from weir.connectors.source import ADD, Source
 from weir.definition import FileSource
 from weir.sources.landing import LandingDirectory
-from weir.sources.parquet.footers import by_arrow, enums, nanos, times, unnameable
 from weir.sources.parquet.parquet_files import retyped
 from weir.sources.slices import SourceFile
 

@@ -21,7 +21,7 @@ from state_ops.counts import counted
 from state_ops.errors import PipelineError
 from state_ops.rows.sketches import DISTINCT, QUANTILE
 from state_ops.schema.state_class import State
-from weir.connectors.delta_sink import CHANGE_TYPE, TAKEN_BACK
+from weir.connectors.delta.change_feed import CHANGE_TYPE, TAKEN_BACK
 from weir.definition import (
     MAX_PARALLELISM,
     AsOf,

@@ -123,7 +123,7 @@ POINTS = {
     "between two jobs": ("weir.execution.staged_blocks", _between_two_jobs),
     "before the row": ("state_ops.delta.fenced_table", _before_the_row),
     "after the row": ("state_ops.checkpoints.registry", _after_the_row),
-    "between two sinks": ("weir.sinks.delta", _between_two_sinks),
+    "between two sinks": ("weir.connectors.delta.append", _between_two_sinks),
     "in pruning": ("state_ops.storage.storage", _in_pruning),
 }
 

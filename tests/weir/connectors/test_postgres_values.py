@@ -17,7 +17,7 @@ from tests.tools.postgres_server import Postgres
 from weir.connectors.postgres.sink import CHANGE, PostgresSink
 from weir.connectors.postgres.values import PostgresRules, TextRule
 from weir.connectors.sink import Publisher, SinkOpening
-from weir.sinks.staged_rows import StagedRows
+from weir.connectors.staged_rows import StagedRows
 
 NUMBERS = itertools.count()
 DEEP = 3_000

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from weir import delta
 from weir.definition.fingerprint import fingerprint, fingerprint_of_stage
+from weir.definition.fingerprint import fingerprint_of as digits_of
 
 PROJECT = Path(__file__).parents[3]
 
@@ -186,3 +188,14 @@ def test_objects_that_nobody_can_look_into_fail_nothing(fingerprint_of):
     first = fingerprint_of(flow, of_stage=True)
     assert fingerprint_of(flow, of_stage=True) == first
     assert fingerprint_of(flow.replace("5_000", "6_000"), of_stage=True) != first, "the whole module counts"
+
+
+def test_sinks_whose_module_has_moved_are_the_same_code():
+    """Checkpoints have these digits of a stage that writes to such a table."""
+    digits = {
+        delta.append("c", event_time="at", describe={"a": "b"}): "3d04a09ecd9351d9",
+        delta.upsert("a", "id", order_by="at"): "a26f26dd3f3c2707",
+        delta.replace("b", by="id"): "72bff457934c1a33",
+        delta.replace("b", where="id>1"): "de054e671f982dea",
+    }
+    assert {sink: digits_of(sink) for sink in digits} == digits

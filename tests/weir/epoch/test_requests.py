@@ -16,13 +16,13 @@ from state_ops.delta import fenced_table, log_cleanup
 from state_ops.snapshots import stage_upload
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank
+from weir.connectors.delta import append
 from weir.epoch import steps, transitions
 from weir.epoch.step_runner import Ended
 from weir.epoch.step_runner import run as run_step
 from weir.execution.in_process import InMemoryExecutor
 from weir.ownership import publish
 from weir.run.run import RunOptions, open_storage, run
-from weir.sinks import delta
 
 _REQUESTS = ("put_file", "put_bytes", "create", "get_file", "read_bytes", "digest", "parquet_footer", "size", "list",
              "list_dirs", "delete", "delete_files", "delete_tree")  # fmt: skip
@@ -63,7 +63,7 @@ class Requests:
             monkeypatch.setattr(owner, name, self._seen(getattr(owner, name), name))
         for module in (registry, publish):
             monkeypatch.setattr(module, "at_once", self._at_once)
-        for module in (delta, stage_upload):
+        for module in (append, stage_upload):
             monkeypatch.setattr(module, "together", self._together)
         for module, name, phase in ((steps, "completed", "seal"), (transitions, "commit", "commit"),
                                     (steps, "publish_missing", "publish"), (steps, "prune", "prune")):  # fmt: skip

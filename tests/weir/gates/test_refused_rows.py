@@ -29,10 +29,10 @@ from weir import (
     stage,
     union,
 )
+from weir.connectors.delta.statistics import statistics
 from weir.definition import ROW
 from weir.execution.in_process import InMemoryExecutor
 from weir.run.run import RunOptions, open_storage, run
-from weir.sinks.statistics import statistics
 
 FAR = 2_932_897  # days since 1970: 10000-01-01
 FAIL = files("{landing}/*.parquet", name="landing")

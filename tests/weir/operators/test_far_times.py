@@ -36,13 +36,13 @@ from weir import (
     testing,
     window,
 )
+from weir.connectors.parquet.footers import Times, times
 from weir.definition import FileSource
 from weir.execution.in_process import InMemoryExecutor
 from weir.gates import evaluation, quarantine
 from weir.run.run import RunOptions, run
 from weir.settings.configuration import EpochSettings
 from weir.sources.files import FilesReader
-from weir.sources.parquet.footers import Times, times
 from weir.sources.slices import LeftOut
 
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)

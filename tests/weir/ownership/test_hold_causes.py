@@ -27,13 +27,13 @@ from state_ops.errors import (
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.tools.sampling import sampled
 from weir.cli.prometheus import Watched
+from weir.connectors.delta import append
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations.forks import branched, fork
 from weir.ownership import hold_causes
 from weir.ownership.pipeline_storage import open_storage
 from weir.run.run import RunOptions, run
 from weir.run.sensor import Action, Memory, Sight, decide, observe
-from weir.sinks import delta
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_damage_that_names_no_object_in_storage_holds_nothing(bank, where):
 
 def test_a_staged_file_that_has_vanished_holds_nothing(bank, monkeypatch):
     """The next run stages anew, under another name: what is gone never comes back."""
-    checking = delta.check
+    checking = append.check
 
     def check_too_late(storage, files, schemas):
         for file in files:
@@ -225,7 +225,7 @@ def test_a_staged_file_that_has_vanished_holds_nothing(bank, monkeypatch):
         checking(storage, files, schemas)
 
     with monkeypatch.context() as patched:
-        patched.setattr(delta, "check", check_too_late)
+        patched.setattr(append, "check", check_too_late)
         with pytest.raises(DamageError, match="A staged file is gone"):
             bank.epochs(3)
     assert ticks(bank, 1) == [Action.RUN]

@@ -207,7 +207,7 @@ def test_columns_come_with_the_rows_or_not_at_all(tmp_path, monkeypatch, sink):
     epochs(site)
     put(site, "2", id=["b"], n=[2], city=["Bern"], at=pa.array([5], pa.timestamp("us")), more=[{"x": 1}])
     with monkeypatch.context() as patched:
-        patched.setattr("weir.sinks.table_commit._put_after", cut_off)
+        patched.setattr("weir.connectors.delta.table_commit._put_after", cut_off)
         with pytest.raises(WeirError):
             epochs(site)
     assert rows(site, "id", "n") == [("a", 1)] and set(site.table("rows").columns) == {"id", "n"}

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from state_ops.errors import InputError
-from weir.connectors.parquet import bounds
+from weir.connectors.parquet import bounds, footers
 from weir.connectors.parquet.pages import pages
 from weir.connectors.parquet.rows import ParquetRows
 from weir.definition import FileSource
@@ -31,7 +31,6 @@ from weir.execution import direct_read
 from weir.execution.executor import Landed
 from weir.settings.configuration import EpochSettings
 from weir.sources.files import FilesReader
-from weir.sources.parquet import footers
 
 LIMITS = EpochSettings()
 

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from state_ops.errors import DamageError, InputError, LostError, MissingError, PipelineError, WeirError, first_line
 from state_ops.storage.storage import check_path
 from state_ops.storage.transfers import together
-from weir.connectors.delta_sink import CHANGE_TYPE, COMMIT_TIME, TAKEN_BACK, VERSION
+from weir.connectors.delta.change_feed import CHANGE_TYPE, COMMIT_TIME, TAKEN_BACK, VERSION
 from weir.connectors.delta_table.data_file import rows_of
 from weir.connectors.delta_table.table_log import AFTER_LOSS, Commit, DataFile, Metadata, TableLog
 from weir.connectors.parquet.bounds import TooMuchError

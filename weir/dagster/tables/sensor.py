@@ -17,6 +17,7 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import WeirError, first_line
 from state_ops.storage.storage import Storage
+from weir.connectors.delta.table_commit import table_path
 from weir.dagster import checks, metadata
 from weir.dagster.names import CHECKPOINT, DATA_VERSION, TABLES, Runs, key, stage_key, table_key
 from weir.dagster.tables import partitions
@@ -25,7 +26,6 @@ from weir.ownership import backlog
 from weir.ownership.pipeline_storage import open_storage
 from weir.ownership.publish import unpublished
 from weir.settings.configuration import Settings
-from weir.sinks.table_commit import table_path
 
 _SECONDS = 30
 _AT_ONCE = 200  # partitions a tick: each event takes Dagster's database some milliseconds

@@ -18,13 +18,13 @@ from state_ops.errors import ConfigurationError, WeirError, from_report, to_repo
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import group_range
 from state_ops.storage.storage import Storage
+from weir import where
 from weir.definition import Stage
 from weir.execution import direct_read, exchange, staged_blocks
 from weir.execution.exchange import Pieces
 from weir.execution.executor import Channel, Landed, Several
 from weir.execution.spark.imports import load_pyspark
 from weir.execution.staged_blocks import Extent
-from weir.operators import where
 from weir.operators.joins import sides
 from weir.task import run_task
 from weir.task.run_task import KeyedTask

@@ -23,7 +23,9 @@ from state_ops.schema import descriptors
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots.rescale import first_key
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_sink import CHANGE_TYPE, DELETE, UPDATE
+from weir.connectors.delta.change_feed import CHANGE_TYPE, DELETE, UPDATE
+from weir.connectors.delta.changes import ROW, Changes
+from weir.connectors.delta.upsert import spilled
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline
 from weir.execution.executor import staged_table
@@ -37,8 +39,6 @@ from weir.operations.pull_request.taking import Taken, rows_for
 from weir.operations.row_diff import OURS, THEIRS, TableDiff, compared_rows
 from weir.operators import clocked_state
 from weir.settings.configuration import Settings
-from weir.sinks.changes import ROW, Changes
-from weir.sinks.upsert import spilled
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection

@@ -18,8 +18,8 @@ from state_ops.arrow import frames
 from state_ops.errors import InputError, TransientError, VanishedError, WeirError, first_line
 from weir.connectors.formats.hive import with_columns
 from weir.connectors.parquet.bounds import TooMuchError, most
+from weir.connectors.parquet.footers import enums, unknown
 from weir.connectors.parquet.rows import NO_ROWS, BadValue, ParquetRows, Rows
-from weir.sources.parquet.footers import enums, unknown
 from weir.sources.slices import WHOLE, Share, SourceFile
 
 _ENCRYPTED, _IS_ENCRYPTED = b"PARE", "is encrypted, and Weir has no keys for Parquet"
