@@ -85,7 +85,7 @@ class Served:
         self.start("-c", _DAEMON, "run", "-w", str(self.workspace))
 
     def serve(self) -> None:
-        """What a supervisor starts, and starts again: docs/how-to/dagster.md."""
+        """What a supervisor starts, and starts again: docs/how-to/dagster-by-itself.md."""
         self.start("-m", "dagster", "api", "grpc", "-m", _MODULE, "-h", "127.0.0.1", "-p", str(self.port))
 
     def submit(self, job: str) -> None:
