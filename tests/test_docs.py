@@ -25,7 +25,7 @@ def test_the_configuration_page_is_current():
 
 
 def test_every_column_of_the_registry_is_documented_with_its_type():
-    page = (PROJECT / "docs" / "reference" / "storage.md").read_text()
+    page = (PROJECT / "docs" / "reference" / "registry.md").read_text()
     tables = {
         "checkpoints": CHECKPOINTS,
         "state_files": STATE_FILES,

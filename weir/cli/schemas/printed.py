@@ -94,7 +94,7 @@ class Status(Printed):
 
 
 class Checkpoint(Printed):
-    """One of `weir checkpoints`: a row of the registry, docs/reference/storage.md has its columns."""
+    """One of `weir checkpoints`: a row of the registry, whose columns docs/reference/registry.md has."""
 
     model_config = ConfigDict(extra="allow")
 
