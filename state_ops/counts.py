@@ -1,4 +1,4 @@
-"""How many there are of a thing, as messages say it."""
+"""Numbers of things, as messages say them."""
 
 from __future__ import annotations
 

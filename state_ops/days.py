@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """By which event times the checkpoints of a pipeline belong to days.
+    """The event times by which the checkpoints of a pipeline belong to days.
 
     Attributes:
         sources: The names of the sources whose rows' times count.

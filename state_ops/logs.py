@@ -225,7 +225,7 @@ class Lines(logging.Formatter):
 
 
 class _Lines:
-    """What structlog writes the lines of one logger with."""
+    """The writer of structlog for the lines of one logger."""
 
     def __init__(self, name: str = "python") -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""How S3 is reached, as the state engine asks for it: the settings have an object of this form."""
+"""The access to S3, as the state engine asks for it: the settings have an object of this form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class SecretReference(Protocol):
-    """Where a process finds a secret."""
+    """The place of a secret."""
 
     def secret(self, where: str) -> str:
         """Return the secret. Raises ConfigurationError, which names `where`, if this process does not have it."""
@@ -15,7 +15,7 @@ class SecretReference(Protocol):
 
 
 class S3Options(Protocol):
-    """How S3 is reached. `S3Defaults` says it without a word from the settings."""
+    """The access to S3. `S3Defaults` has it without any setting."""
 
     @property
     def endpoint(self) -> str | None:
@@ -37,7 +37,7 @@ class S3Options(Protocol):
 
     @property
     def allow_http(self) -> bool:
-        """Whether the endpoint may be one without TLS."""
+        """True if the endpoint may be one without TLS."""
 
     @property
     def connect_timeout_seconds(self) -> float: ...
@@ -57,7 +57,7 @@ class S3Options(Protocol):
 
 @dataclass(frozen=True)
 class S3Defaults:
-    """What holds where the settings say nothing."""
+    """The values that hold if the settings say nothing."""
 
     endpoint: str | None = None
     region: str | None = None

@@ -17,11 +17,18 @@ from state_ops.checkpoints.restore_log import SCHEMA as RESTORES
 from state_ops.extras import version
 from weir import api
 from weir.settings import reference
-from weir.settings.configuration import PROJECT
+from weir.settings.configuration import PROJECT, load
 
 
 def test_the_configuration_page_is_current():
     assert reference.PAGE.read_text() == reference.page(), "run `python -m weir.settings.reference`"
+
+
+def test_the_settings_that_the_configuration_page_shows_load(tmp_path):
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```", reference.PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "shown.yaml").write_text(shown)
+    settings = load({"WEIR_CONFIG": str(tmp_path / "shown.yaml")})
+    assert settings.checkpoints.num_retained == 3 and list(settings.pipelines) == ["flights"]
 
 
 def test_every_column_of_the_registry_is_documented_with_its_type():

@@ -30,7 +30,9 @@ NO_VERBS = re.compile(
     r"|The|Their|Those|To|What|When|Where|Whether|Which|Who|Whoever|Whose|With|Without|None|True|False)\b"
     r"|[a-z]|\w+Error\b"
 )
-"""Beginnings of first lines that are no imperative. Ruff's D401 finds some others."""
+"""Beginnings of a function's first line that are no imperative. Ruff's D401 finds some others."""
+NO_NOUNS = re.compile(r"(What|Whether|Who|Whoever|Whose|How|When|Where)\b|The same\b")
+"""Beginnings of other first lines that do not name what it is."""
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -173,12 +175,14 @@ def test_every_aggregate_is_in_the_example_of_all():
     assert [name for name in functions if f"agg.{name}(" not in (agg.__doc__ or "")] == []
 
 
-def test_first_lines_say_what_a_function_does():
-    """A property's says what it is; a test's, and that of a setting's rule, the facts."""
+def test_first_lines_say_what_a_function_does_and_what_all_else_is():
+    """Those of tests, and of rules about settings, state facts."""
     found = []
     for path, node, docstring in docstrings("weir", "state_ops", "assets", "infra"):
         is_property = any("property" in ast.unparse(decorator) for decorator in getattr(node, "decorator_list", ()))
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("test_")
-        if is_function and not is_property and NO_VERBS.match(docstring):
-            found.append(f"{path}:{node.name}: {docstring.splitlines()[0]}")
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property
+        if getattr(node, "name", "").startswith("test_"):
+            continue
+        if (NO_VERBS if is_function else NO_NOUNS).match(docstring):
+            found.append(f"{path}:{getattr(node, 'name', 1)}: {docstring.splitlines()[0]}")
     assert found == []

@@ -1,4 +1,4 @@
-"""How long each phase of an epoch took, and which one bounded it."""
+"""The time that each phase of an epoch took, and the phase that bounded it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _TOGETHER = {"gate": "gates", "deliver": "deliveries", "upload": "uploads"}
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """When one step of an epoch ran, as the coordinator saw it.
+    """The time of one step of an epoch, as the coordinator saw it.
 
     Attributes:
         step: Its name, as `Step` has it.
@@ -83,7 +83,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskTime:
-    """How long a subtask took, which began soon after its stage's job.
+    """The time that a subtask took, which began soon after its stage's job.
 
     Attributes:
         ms: Milliseconds by phase, in their order.
@@ -98,7 +98,7 @@ class SubtaskTime:
 
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
-    """When everything of one epoch happened, at its end.
+    """The times of all steps of one epoch, at its end.
 
     Attributes:
         id: Of the epoch, and of its checkpoint.

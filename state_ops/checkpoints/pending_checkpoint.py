@@ -111,7 +111,7 @@ class PendingCheckpoint:
 
     @property
     def complete(self) -> bool:
-        """Whether every subtask has acked, and everything that the acks stand for is in storage."""
+        """True if every subtask has acked, and everything that the acks stand for is in storage."""
         acked = not self.declines and all(not self.missing(operator) for operator in self.expected)
         return acked and all(ack.pending_upload is None for ack in self.acks.values())
 

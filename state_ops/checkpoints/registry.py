@@ -572,7 +572,7 @@ class Registry:
 
     @property
     def cleanup_due(self) -> bool:
-        """Whether the log of a table is to be shortened, because this object has made enough commits."""
+        """True if the log of a table is to be shortened, because this object has made enough commits."""
         return any(table.cleanup_due for table in self._tables)
 
     def keep_up(self, generation: Generation) -> None:

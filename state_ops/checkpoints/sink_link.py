@@ -47,7 +47,7 @@ class SinkLink(Recorded):
 
     @property
     def takes_back(self) -> bool:
-        """Whether rows after `to` were taken back from the sink with this very record."""
+        """True if rows after `to` were taken back from the sink with this very record."""
         return "to" in self.names
 
     def following(self, parent: SinkLink | None) -> SinkLink:

@@ -67,7 +67,7 @@ class GateHold:
 
     @property
     def by_gate(self) -> bool:
-        """Whether a gate holds the pipeline."""
+        """True if a gate holds the pipeline."""
         return self.error == GATE
 
     @property

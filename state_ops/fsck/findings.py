@@ -173,7 +173,7 @@ class Finding:
 
     @property
     def blocks(self) -> bool:
-        """Whether nothing may be deleted or published while this finding stands."""
+        """True if nothing may be deleted or published while this finding stands."""
         return MEANINGS[self.kind].blocks
 
     def to_dict(self) -> dict[str, Any]:

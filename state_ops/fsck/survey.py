@@ -68,7 +68,7 @@ class Survey:
 
     @property
     def readable(self) -> bool:
-        """Whether everything that the registry names is known, so that a file that it does not name can be told."""
+        """True if everything that the registry names is known, so that a file that it does not name can be told."""
         return not any(finding.blocks for finding in self.findings)
 
 

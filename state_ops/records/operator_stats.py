@@ -101,7 +101,7 @@ class OperatorStats(Recorded):
 
     @property
     def has_state(self) -> bool:
-        """Whether the operator has state, or will have some with its first row."""
+        """True if the operator has state, or will have some with its first row."""
         return bool(self.schema)
 
     @property

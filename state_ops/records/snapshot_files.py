@@ -41,7 +41,7 @@ class StateFile:
 
     @property
     def in_table(self) -> bool:
-        """Whether the file lies in the directory of a sink's table.
+        """True if the file lies in the directory of a sink's table.
 
         Once the rows are published, the table's log decides what becomes of it.
         """

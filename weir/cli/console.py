@@ -1,4 +1,4 @@
-"""What commands share: two consoles, common arguments, the course of plan, question and answer, tables, JSON."""
+"""The parts that commands share: two consoles, common arguments, the course of plan, question and answer, tables, JSON."""
 
 from __future__ import annotations
 

@@ -131,7 +131,10 @@ _TOTALS = {
 
 
 class Exporter(Collector):
-    """What Prometheus scrapes: all pipelines, read in parallel. A pipeline that cannot be read in time does not hold up the others."""
+    """The collector that Prometheus scrapes: all pipelines, read in parallel.
+
+    A pipeline that cannot be read in time does not hold up the others.
+    """
 
     def __init__(self, names: Sequence[str], settings: Settings, patience: float = PATIENCE) -> None:
         self._watched = [Watched(name, settings) for name in names]

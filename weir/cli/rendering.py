@@ -1,4 +1,4 @@
-"""How state, its history and its differences are printed on a terminal, and the same facts for `--json`."""
+"""State, its history and its differences, printed on a terminal, and the same facts for `--json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of today's code is compared with what a checkpoint recorded, beside a stage's own state.
+"""The comparison of today's code with the code that a checkpoint recorded, beside a stage's own state.
 
 Imports what the operators import.
 """

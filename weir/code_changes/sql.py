@@ -32,7 +32,7 @@ _INSERT = ("'insert'",)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one stage makes of the rows of an input.
+    """The way in which one stage makes its rows of those of an input.
 
     Attributes:
         uid: The stage.
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How changes come to a stage.
+    """The way on which changes come to a stage.
 
     Attributes:
         origin: The source, or the output of a stage with state, in the words of `sides.inputs_of`.
@@ -68,7 +68,7 @@ class Path:
 
     @property
     def only_inserts(self) -> bool:
-        """Whether it makes an insert of each row, so that nothing is taken back."""
+        """True if it makes an insert of each row, so that nothing is taken back."""
         return any(made_columns.value_of(step.columns, CHANGE_TYPE) == _INSERT for step in self.steps)
 
     def has(self, name: str) -> bool:
@@ -101,7 +101,7 @@ class Path:
 
     @property
     def codes(self) -> list[tuple[str, str]]:
-        """Of the stages with code of their own, the uid and the mark of the code."""
+        """The uid and the mark of the code of each stage with code of its own."""
         return [(step.uid, step.code) for step in self.steps if step.code is not None]
 
 

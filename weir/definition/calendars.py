@@ -26,7 +26,7 @@ _DAYS_AROUND = 2  # by which a zone's date may differ from that of UTC, and one 
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """When windows begin.
+    """The moments at which windows begin.
 
     Attributes:
         months: Between the starts of two windows, counted from January 1970; 0: `step` counts.

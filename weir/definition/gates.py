@@ -71,7 +71,7 @@ class Gate:
 
     @property
     def share(self) -> float:
-        """Of a slice's rows, how many a quarantining gate may set aside at most."""
+        """The largest share of a slice's rows that a quarantining gate may set aside."""
         return _SHARE if self.quarantine_at_most is None else self.quarantine_at_most
 
     @property

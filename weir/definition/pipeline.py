@@ -207,7 +207,7 @@ class Pipeline:
 
     @property
     def days(self) -> Days:
-        """By which event times its checkpoints belong to days."""
+        """The event times by which its checkpoints belong to days."""
         inner = {before.uid for stage in self.stages for before in stage.stages_before}
         ends = [stage for stage in self.stages if stage.sinks or stage.uid not in inner]
         read = {name for stage in ends for name in _read_for_rows(stage)}
@@ -233,12 +233,12 @@ class Pipeline:
 
     @property
     def title(self) -> str:
-        """As commands and people name it: flights, or flights@fix for a branch."""
+        """The name for commands and people: flights, or flights@fix for a branch."""
         return f"{self.name}@{self.branch.name}" if self.branch else self.name
 
     @property
     def directory(self) -> str:
-        """Of its storage, below the root of all."""
+        """The directory of its storage, below the root of all."""
         return f"{self.name}/{BRANCHES}/{self.branch.id}" if self.branch else self.name
 
     def event_time_of(self, table: str, schema: pa.Schema) -> str | None:
@@ -295,7 +295,7 @@ class Pipeline:
 
     @property
     def elsewhere(self) -> dict[str, str]:
-        """By name, where tables lie that are not in the pipeline's storage. A branch has none."""
+        """The places of tables that are not in the pipeline's storage, by name. A branch has none."""
         places = {sink.name: sink.capabilities.at for sink in self.sinks if self.branch is None}
         return {name: at for name, at in places.items() if at is not None}
 

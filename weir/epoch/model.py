@@ -512,8 +512,9 @@ class EpochsInFlight:
 
     @property
     def pending_bytes(self) -> int:
-        """Of what this disk has to keep: what is still to be uploaded, at most, and rows in front of a stage, until it
-        has applied them."""
+        """The bytes that this disk has to keep: the most that is still to be uploaded, and rows in front of a stage
+        that has not applied them.
+        """
         to_upload = [pending for epoch in self.epochs for pending in epoch.to_upload]
         rows: list[Rows] = [file for pending in to_upload for file in pending.staged]
         rows += [file for epoch in self.epochs for stage in self.stages for file in epoch.ahead_of(stage)]

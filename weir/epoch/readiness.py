@@ -1,4 +1,4 @@
-"""When a step of an epoch may begin: a table of rules, each of which gives its reason. Pure functions over the model.
+"""Rules about when a step of an epoch may begin. Pure functions over the model.
 
     ids              1 2 3 4        an epoch's id is written down before anything else of it begins
     positions        1 . . .        at most once: committed before anything is applied, and then nothing overlaps

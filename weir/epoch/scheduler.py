@@ -109,7 +109,7 @@ class EpochScheduler:
 
     @property
     def quiet(self) -> dict[str, int]:
-        """By source of a stage with several inputs, since when it has been quiet, as `SidesTime` has it."""
+        """The times since when sources of a stage with several inputs have been quiet, as `SidesTime` has them."""
         return {name: since for stands in self._epochs.progress.values() for name, since in stands.sides.quiet.items()}
 
     @property

@@ -53,7 +53,7 @@ _SEALED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was made.
+    """The pages that were made.
 
     Attributes:
         index: The page to begin with.

@@ -47,7 +47,7 @@ _ENTRY = "weir"  # an entry of a suite, in its meta
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one expectation said in one epoch.
+    """The verdict of one expectation in one epoch.
 
     Attributes:
         rows: How many were looked at.
@@ -73,12 +73,12 @@ class Verdict:
 
     @property
     def quarantines(self) -> bool:
-        """Whether rows are to be set aside."""
+        """True if rows are to be set aside."""
         return not self.passed and self.on_failure == QUARANTINE
 
     @property
     def holds(self) -> bool:
-        """Whether the epoch must not be committed."""
+        """True if the epoch must not be committed."""
         return not self.passed and self.on_failure == HOLD
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,12 +110,12 @@ class Verdict:
 
     @property
     def in_counts(self) -> str:
-        """What the gate has seen, without a value: for log lines, which more people read than may see rows."""
+        """The gate's result without a value: for log lines, which more people read than may see rows."""
         return f"{self.gate}: {f'{self.unexpected:,} of ' if self.unexpected else ''}{counted(self.rows, 'row')}"
 
     @property
     def outcome(self) -> str:
-        """What the gate has seen, for people."""
+        """The gate's result, for people."""
         rows, sample = counted(self.rows, "row"), self._sample_in_words()
         if self.unexpected:
             return f"{self.unexpected:,} of {rows}{', e.g. ' if sample else ''}{sample}"
@@ -215,8 +215,9 @@ def columns_of(asked: Sequence[Gate]) -> list[str] | None:
 
 
 class Form(StrEnum):
-    """As what an expectation gets the whole numbers, decimals and truths of a column with nulls, of which pandas makes
-    floats or objects.
+    """The form in which an expectation gets whole numbers, decimals and booleans of a column with nulls.
+
+    Pandas makes floats or objects of them.
 
     Attributes:
         NULLABLE: pandas' nullable types, for what looks at each value, or at the type.

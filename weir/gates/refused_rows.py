@@ -40,7 +40,7 @@ Found = dict[tuple[str, int], str]
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a stage has read.
+    """The rows that a stage has read.
 
     Attributes:
         plan: The epoch's.

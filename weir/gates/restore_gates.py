@@ -1,5 +1,5 @@
-"""What must hold of a restored checkpoint (`Pipeline(on_restore=...)`): of a sample of its state, and of the newest
-rows of tables."""
+"""Expectations of a restored checkpoint (`Pipeline(on_restore=...)`): of a sample of its state, and of the newest rows
+of tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed in a stage's state between two checkpoints, by a full outer join on disk: both may be larger than
+"""The difference of a stage's state between two checkpoints, by a full outer join on disk: both may be larger than
 memory."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PURPOSE = "weir state diff"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What `compared` found. Only fields that both states have decide whether a row changed.
+    """The result of `compared`. Only fields that both states have decide whether a row changed.
 
     Attributes:
         counts: Rows by added, removed, changed.

@@ -32,7 +32,7 @@ STDOUT = "-"
 
 
 class Format(StrEnum):
-    """What rows are written as."""
+    """The format in which rows are written."""
 
     TABLE = "table"
     JSON = "json"

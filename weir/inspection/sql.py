@@ -54,7 +54,7 @@ Catalog = Mapping[tuple[str, str], Callable[["Connection"], None]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Source:
-    """Whose state, registry and tables a query asks. checkpoint: the chosen one."""
+    """The state, registry and tables that a query asks. checkpoint: the chosen one."""
 
     pipeline: Pipeline
     settings: Settings

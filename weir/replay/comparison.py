@@ -1,4 +1,4 @@
-"""What an epoch that was played again did otherwise than it did then: rows, and entries of state."""
+"""The difference between a replayed epoch and the epoch: rows, and entries of state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a row of a table came from: epoch, slice, input rows, state and code, and what of that is known."""
+"""The origin of a row of a table: epoch, slice, input rows, state and code, and how much of that is known."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ON_BAD = "on_bad"  # what has set a row aside that could not be decoded
 
 
 class Certainty(StrEnum):
-    """How a statement is meant.
+    """The certainty of a statement.
 
     `known`: a record says it, or the replay has made the very row. `inferred`: it follows from names or values.
     `unknown`: it cannot be told any more.
@@ -62,7 +62,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Where a row came from.
+    """The origin of a row.
 
     Attributes:
         row: The row, and the table's file that has it.

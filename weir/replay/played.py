@@ -1,4 +1,4 @@
-"""What one stage did in one epoch, seen again: rows in, state before and after, rows out, beside what was recorded."""
+"""One stage's part of one epoch, seen again: rows in, state before and after, rows out, beside the recorded ones."""
 
 from __future__ import annotations
 
@@ -90,17 +90,17 @@ class Played:
 
     @property
     def is_same(self) -> bool:
-        """Whether it is what was recorded."""
+        """True if it is what was recorded."""
         return not self.differences
 
     @property
     def code_changed(self) -> bool | None:
-        """Whether the stage's code is another one than the epoch ran; None: that is not recorded."""
+        """True if the stage's code differs from the code that the epoch ran; None: that is not recorded."""
         return None if self.code_then is None else self.code_then != self.code_now
 
     @property
     def verdict(self) -> str:
-        """Whether it plays again to what it made, in one sentence."""
+        """One sentence that says whether the replay made the same."""
         of = f"Epoch {self.epoch} of {self.pipeline}, stage {self.stage}"
         if self.key is not None:
             of += f", key {in_words(self.key)}"

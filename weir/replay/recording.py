@@ -197,7 +197,7 @@ class _Origins:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where rows are from.
+    """The origin of rows.
 
     Attributes:
         input: The input's name.

@@ -134,7 +134,7 @@ def played_from(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 @dataclass(frozen=True, slots=True)
 class Playing:
-    """How epochs of a pipeline are played again, one after the other.
+    """The replay of a pipeline's epochs, one after the other.
 
     Attributes:
         purpose: Why their checkpoints are kept meanwhile; a person who asks sees it.
@@ -280,7 +280,7 @@ class EpochReplay:
 
     @property
     def _is_aligned(self) -> bool:
-        """Whether every stage applied in the epoch what was handed on to it, all of that and nothing else."""
+        """True if every stage applied in the epoch exactly the rows that were handed on to it."""
         both = (self.checkpoint, self.parent)
         return not any(stats.waiting for row in both if row is not None for stats in row.operators.values())
 

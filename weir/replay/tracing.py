@@ -27,7 +27,7 @@ _KEYS = 5
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of event time, of which rows are meant.
+    """Bounds of the event time of the rows that are meant.
 
     Attributes:
         column: The column of the event time.
@@ -61,7 +61,7 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one epoch gave to a key.
+    """The rows that one epoch gave to a key.
 
     Attributes:
         rows: Input rows of the stage, with `_input`, `_file` and `_row`.

@@ -30,16 +30,27 @@ _HEAD = """# Configuration
 
 <!-- Generated from weir/settings/sections.py by `python -m weir.settings.reference`. -->
 
-`configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names. Every key can be
-overridden by an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`.
-`null`, lists and mappings are written as in YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`.
+Every setting, with its default and advice. It is for people who write a file of settings:
 
-A name that the file has may itself have two underscores in a row, as that of a pipeline may: the longest one that fits
-is meant. Relative paths are relative to the project. All errors are reported at once, each with its key and where it
-came from.
+```yaml
+# yaml-language-server: $schema=settings.schema.json
+storage: {root: s3://company/weir}
+checkpoints: {interval_seconds: 120, num_retained: 3}
+pipelines:
+  flights:
+    object: pipelines.flights:pipeline
+    params: {landing: s3://company/landing/flights}
+```
 
-An editor that knows YAML completes keys, shows what they mean and marks wrong ones by `configs/settings.schema.json`,
-which a file of settings names in its first line: `# yaml-language-server: $schema=settings.schema.json`.
+- **The file** is `configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names.
+- **Environment variables** override every key: `WEIR_`, then the path with two underscores a level, as in
+  `WEIR_EPOCH__MAX_FILES=10`. `null`, lists and mappings are written as in YAML:
+  `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`. If a name has two underscores in a row itself, the
+  longest name that fits is meant.
+- **Relative paths** are relative to the project.
+- **Errors** are reported all at once, each with its key and its origin.
+- **An editor** that knows YAML completes keys, explains them and marks wrong ones by `configs/settings.schema.json`,
+  which the file names in its first line.
 """
 
 _AS_YAML = {"None": "null", "True": "true", "False": "false"}

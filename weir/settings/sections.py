@@ -38,8 +38,7 @@ _VALUE = "a-value-0123"  # that nothing but its name makes a secret
 
 
 class SecretReference(Section):
-    """Where a process finds a secret: the name of an environment variable. The secret itself never stands in
-    settings."""
+    """The place of a secret: the name of an environment variable. The secret itself never stands in settings."""
 
     env: str = Field(description="Name of the environment variable.")
 
@@ -122,7 +121,7 @@ class S3Settings(Section):
 
 
 class StorageSettings(Section):
-    """Where durable things live."""
+    """The place of everything durable."""
 
     root: str = Field(
         ".weir/storage", min_length=1, description="Directory or URI; registry, state and tables of every pipeline."
@@ -164,7 +163,7 @@ class LocalSettings(Section):
 
 
 class CheckpointSettings(Section):
-    """When epochs are cut and how many checkpoints stay."""
+    """The moments at which epochs are cut, and the number of checkpoints that stay."""
 
     interval_seconds: float = Field(
         60,
@@ -290,7 +289,7 @@ class CheckpointSettings(Section):
 
 
 class RestoreSettings(Section):
-    """What a run does with the newest checkpoint before it goes on from there."""
+    """The treatment of the newest checkpoint before a run goes on from it."""
 
     on_invalid: Literal["fail", "rewind"] = Field(
         "fail",
@@ -363,7 +362,7 @@ class EpochSettings(Section):
 
 
 class RunSettings(Section):
-    """How long one run of the coordinator lasts."""
+    """The length of one run of the coordinator."""
 
     max_run_seconds: float = Field(
         3600,
@@ -378,7 +377,7 @@ class RunSettings(Section):
 
 
 class LeaseSettings(Section):
-    """How others see that a coordinator lives."""
+    """The sign by which others see that a coordinator lives."""
 
     heartbeat_seconds: float = Field(5, gt=0, le=60, description="A coordinator silent for three of these is dead.")
 
@@ -464,7 +463,7 @@ class CacheSettings(Section):
 
 
 class StateSettings(Section):
-    """What keeps the state of keyed stages; docs/reference/backends.md helps to choose."""
+    """The backend and memory of keyed stages' state; docs/reference/backends.md helps to choose."""
 
     backend: str = Field(
         "rocksdb",
@@ -691,7 +690,7 @@ class PipelineSettings(Section):
 
 
 class ConnectionSettings(Section):
-    """How one server is reached, for the sources and sinks that name it with `connection=`."""
+    """The access to one server, for the sources and sinks that name it with `connection=`."""
 
     options: dict[str, str | int | float | bool | SecretReference] = Field(
         default_factory=dict,

@@ -229,7 +229,7 @@ class Slice:
 
     @property
     def without(self) -> dict[str, np.ndarray]:
-        """By file, the numbers of its rows that nobody gets to see, ascending."""
+        """The numbers of rows that no stage gets to see, by file, ascending."""
         there = {file.name for file in self.files if file.landed is None}
         numbers: dict[str, set[int]] = {}
         gone: list[LeftOut | BadRow] = [*self.left_out, *(bad for bad in self.bad_rows if bad.file in there)]

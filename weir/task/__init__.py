@@ -1,4 +1,4 @@
-"""What one subtask does in an epoch.
+"""The work of one subtask in an epoch.
 
 Imports `operators` and `sources`.
 """

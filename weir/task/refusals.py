@@ -27,7 +27,7 @@ _CORRECT = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an output goes.
+    """The destination of an output.
 
     Attributes:
         sink: The sink's name.

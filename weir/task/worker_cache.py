@@ -1,11 +1,12 @@
-"""What stays in a worker process from one epoch to the next: an optimisation that must not matter.
+"""Data that stays in a worker process from one epoch to the next: an optimisation that must not matter.
 
 Python workers of Spark are reused, but which one gets a subtask is luck. So a thing (a cache's entries, say) is kept
 under the id of the attempt whose snapshot it equals, and claimed by the attempt that builds on that very snapshot.
 Attempt ids
 are uuids: a replay, the loser of two speculative attempts or a rewind builds on another snapshot and finds nothing, or
 on the same one and finds what equals it. Keep only after the attempt has succeeded; what a declined one held is
-garbage."""
+garbage.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rows and slices of an epoch that was played again are printed."""
+"""Rows and slices of a replayed epoch, printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `weir new pipeline` writes; the project's template includes the same files (`copier.yml`)."""
+"""The files that `weir new pipeline` writes; the project's template includes the same files (`copier.yml`)."""
 
 from __future__ import annotations
 

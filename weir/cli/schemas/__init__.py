@@ -1,1 +1,1 @@
-"""What `--json` prints, described for what reads it."""
+"""Models of the output of `--json`, for programs that read it."""

@@ -1,4 +1,4 @@
-"""What all models of what `--json` prints have in common."""
+"""The common base of all models of the output of `--json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Printed(BaseModel):
 
 
 class Change(Printed):
-    """How many rows, or keys, were added, removed and changed."""
+    """The numbers of rows, or keys, that were added, removed and changed."""
 
     added: int
     removed: int

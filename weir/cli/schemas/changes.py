@@ -1,4 +1,4 @@
-"""What the commands print with `--json` that bring a pipeline back, or elsewhere: restores, rewinds, branches."""
+"""Models of the output of restores, rewinds and branches with `--json`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SourceRewind(Printed):
 
 
 class TableBack(Printed):
-    """What becomes of a table's rows that are taken back; the last three where somebody has counted them."""
+    """A table's rows that are taken back; the last three fields are null if nobody has counted them."""
 
     rows_removed: int
     rows_changed: int | None = None

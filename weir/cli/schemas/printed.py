@@ -1,4 +1,6 @@
-"""What `--json` prints, as models of which `weir schema` makes JSON schemas. A test compares each with what is printed.
+"""Models of the output of `--json`, from which `weir schema` makes JSON schemas.
+
+A test compares each with the output.
 
 Keys are added by later releases, and none goes or changes its meaning without a line in the changelog.
 """

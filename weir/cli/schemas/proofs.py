@@ -1,4 +1,4 @@
-"""What the commands print with `--json` that prove, compare and explain."""
+"""Models of the output of the commands that prove, compare and explain, with `--json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `weir ci` prints with `--json`."""
+"""Models of the output of `weir ci` with `--json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands `weir state ...` print with `--json`."""
+"""Models of the output of `weir state ...` with `--json`."""
 
 from __future__ import annotations
 

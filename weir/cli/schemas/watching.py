@@ -1,4 +1,4 @@
-"""What the commands print with `--json` that watch pipelines: `top`, and `report --html`."""
+"""Models of the output of the commands that watch pipelines, with `--json`: `top`, and `report --html`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What shells and scripts are told of the commands: what completes a line."""
+"""Completion of commands in shells, and facts about commands for scripts."""

@@ -1,4 +1,4 @@
-"""What a shell completes in a command: names of the configuration, and what the pipeline's registry names.
+"""Completion in a shell: names of the configuration, and names in the pipeline's registry.
 
 Each function is asked at a press of the TAB key, so it imports what it needs when it is called and reads neither the
 pipeline's code nor its state. Where something fails there is nothing to complete: a line that somebody is typing is no

@@ -1,1 +1,1 @@
-"""What people and programs watch pipelines with: looks at storage, what is wrong, `weir top`, `weir report --html`."""
+"""Watching pipelines: looks at storage, problems, `weir top`, `weir report --html`."""

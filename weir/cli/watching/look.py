@@ -44,7 +44,7 @@ _AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was read of one pipeline.
+    """The facts that were read of one pipeline.
 
     Attributes:
         interval: `checkpoints.interval_seconds` of the configuration.
@@ -102,14 +102,14 @@ class Look:
 
     @property
     def hangs(self) -> bool:
-        """Whether the coordinator's process is there, and its heart stands still."""
+        """True if the coordinator's process is there, and its heart stands still."""
         if not self.alive or self.holder is None:
             return False
         return self.silent_seconds >= DEAD_AFTER_HEARTBEATS * self.holder.heartbeat_seconds
 
     @property
     def in_flight(self) -> int:
-        """How many epochs a living coordinator has begun since the newest checkpoint."""
+        """The number of epochs that a living coordinator has begun since the newest checkpoint."""
         if not self.alive or self.holder is None:
             return 0
         return max(0, self.holder.last_id - (self.head.id if self.head is not None else 0))
@@ -126,7 +126,7 @@ class Opened:
 
 
 class Watched:
-    """What is kept of one pipeline between looks: its open storage, and since when the lease's counter stands still.
+    """The memory of one pipeline between looks: its open storage, and since when the lease's counter stands still.
 
     Args:
         name: As the configuration has it, or PIPELINE@BRANCH.
@@ -260,7 +260,7 @@ def _ahead(pipeline: Pipeline, head: Checkpoint) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a look ended: with what it read, or with an error.
+    """The end of a look: the facts that it read, or an error.
 
     Attributes:
         opened: The pipeline that was looked at.

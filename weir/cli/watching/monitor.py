@@ -1,4 +1,4 @@
-"""What `weir top` keeps of pipelines between looks: the last values of each, its epochs, and why it cannot be read."""
+"""The memory of `weir top` between looks: the last values of each pipeline, its epochs, and why it cannot be read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """Who runs it, in a word; capitals where somebody has to act."""
+        """The runner of the pipeline, in a word; in capitals if somebody has to act."""
         look = self.look
         if look is None:
             return "reading" if self.error is None else "UNREAD"
@@ -137,7 +137,7 @@ class Monitor:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no look is going on."""
+        """True if no look is going on."""
         return not self._looks.going
 
     def wait(self, seconds: float) -> None:

@@ -36,7 +36,7 @@ class Plot:
 
     @property
     def colours(self) -> dict[str, int]:
-        """By series, the number of its colour on the page."""
+        """The number of each series' colour on the page."""
         return {name: number % _SERIES for number, name in enumerate(self.series)}
 
     def table(self) -> list[list[str]]:

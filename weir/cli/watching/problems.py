@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline, from what a look has read: what it is, what a person does now, and which page says more."""
+"""Problems of a pipeline, from the facts of a look: the problem, the next step, and the page that says more."""
 
 from __future__ import annotations
 

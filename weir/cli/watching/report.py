@@ -42,7 +42,7 @@ _UNEXPECTED = re.compile(rf"({NOT_HELD}): .*")
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What a report says.
+    """The content of a report.
 
     Attributes:
         row: The pipeline as it is now.

@@ -1,4 +1,4 @@
-"""How `weir top` looks: all pipelines, one to a line, or one pipeline with its last epochs, stages and sinks.
+"""The screens of `weir top`: all pipelines, one to a line, or one pipeline with its last epochs, stages and sinks.
 
 Everything is text of a terminal's eighty columns, and of more where there are more. Colours only repeat what words say.
 """
@@ -41,7 +41,7 @@ _WIDE, _NARROW = 110, 78
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is shown, as keys have chosen it.
+    """The choice of what is shown, made by keys.
 
     Attributes:
         selected: The pipeline whose line is marked.

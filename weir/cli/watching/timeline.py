@@ -1,4 +1,4 @@
-"""What happened to a pipeline, in the order in which it did, from all that its storage remembers of it."""
+"""The events of a pipeline in their order, from all that its storage remembers."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Changes:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """By batch, the number of its first row."""
+        """The number of the first row of each batch."""
         return [0, *np.cumsum([batch.num_rows for batch in self._batches])][:-1]
 
     def ranges(self) -> Iterator[pl.DataFrame]:

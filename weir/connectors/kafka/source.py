@@ -131,7 +131,7 @@ class KafkaSource(Source):
 
     @property
     def extra(self) -> dict[str, str]:
-        """By what a message has beside its value, the column for it."""
+        """The columns for the parts of a message beside its value, by part."""
         return {what: getattr(self, what) for what in _EXTRA if getattr(self, what) is not None}
 
     @property

@@ -55,7 +55,7 @@ class TextRule:
 
 @dataclass(frozen=True, slots=True)
 class PostgresRules:
-    """As `connectors.sink.ValueRules`.
+    """The rules of a table's values, as `connectors.sink.ValueRules`.
 
     Attributes:
         key: The columns of the key, which are null in no row.

@@ -31,7 +31,7 @@ class TooMuchError(Exception):
 
 
 class Weights:
-    """What the rows of a file take in memory.
+    """The memory that the rows of a file take.
 
     Args:
         columns: Those of its schema.
