@@ -1,4 +1,4 @@
-"""What of Weir is installed: its version, and which extra of the package brings which library.
+"""The installed Weir: its version, and which extra of the package brings which library.
 
 What needs such a library imports it where it is used, in `needed_for`; so a pipeline that does without runs without.
 """

@@ -429,7 +429,7 @@ class Sink:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine can do with the sink. Here: hand rows over in batches, and no more."""
+        """The sink's capabilities for the engine. Here: it takes rows in batches, and no more."""
         return Capabilities()
 
     def publishes_by(self, resolve: Callable[[str], str]) -> Mapping[str, Any]:  # noqa: ARG002

@@ -28,7 +28,7 @@ _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean
 
 @dataclass
 class TablePublisher:
-    """What the publishers of tables have in common.
+    """The common base of the publishers of tables.
 
     Attributes:
         sink: The definition, of today or as a checkpoint recorded it.
