@@ -31,8 +31,8 @@ from state_ops.storage.storage import Storage
 from tests.recovery.small import Apart, Bank, until
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from weir.connectors.delta import append
 from weir.execution.in_process import InMemoryExecutor
-from weir.ownership import publish
 from weir.ownership.ownership import claimed
 from weir.run import fsck as checks
 from weir.run.run import RunOptions, open_storage, run
@@ -411,7 +411,7 @@ LEFTOVERS: dict[str, tuple[Kind, Callable[[Bank], None]]] = {
             FencedTable, "commit", lambda table, _, *rows: table.path == "registry/checkpoints" and any(rows[:1])
         ),
     ),
-    "killed before the publication": (Kind.UNPUBLISHED_ROWS, killed_in(publish.delta, "publish")),
+    "killed before the publication": (Kind.UNPUBLISHED_ROWS, killed_in(append, "publish")),
     "killed before the record of the publication": (
         Kind.UNRECORDED_PUBLICATION,
         killed_in(Registry, "record_publications"),

@@ -794,7 +794,7 @@ def test_what_bounds_the_epochs_is_named(ms, named):
         [
             (steps, "publish_missing", "publishing_before", "publishing"),
             (steps, "prune", "pruning_before", "pruning"),
-            (steps.delta, "check", "seal", "commits"),
+            (steps.append, "check", "seal", "commits"),
         ]
     ),
 )
