@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 
 from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import ConfigurationError, DamageError, GateError, TransientError, WeirError
+from state_ops.extras import version
 from state_ops.fsck.findings import Kind
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank, successor, until
@@ -469,3 +470,10 @@ def test_a_name_that_is_not_configured_is_refused(bank: Bank, monkeypatch):
     with pytest.raises(ConfigurationError, match=r"'smal'.*\n.*small") as refused:
         metrics.metrics(["small", "smal"], once=True)
     assert refused.value.exit_code == 2
+
+
+def test_the_exporter_says_its_version_once_and_of_no_pipeline():
+    build = next(Exporter([], settings.load({})).collect())
+    assert [(sample.name, sample.labels, sample.value) for sample in build.samples] == [
+        ("weir_build_info", {"version": version()}, 1.0)
+    ]
