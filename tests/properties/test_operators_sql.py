@@ -21,7 +21,10 @@ from state_ops.rows.resident_table import Residence
 from tests.properties.events import CUTS, DISTINCT_COUNTS, SCHEMA, aggregates, database, events, watermarks
 from tests.tools.sampling import rounds
 from weir import agg, aggregate, deduplicate, delta, files, testing, window
-from weir.operators import aggregation, deduplication, sessions, windows
+from weir.operators.aggregation import running as aggregation
+from weir.operators.deduplication import running as deduplication
+from weir.operators.windows import sessions
+from weir.operators.windows import sized as windows
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
 WANTED = {

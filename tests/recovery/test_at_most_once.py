@@ -31,6 +31,7 @@ from tests.recovery.ledger import LedgerSink
 from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, ValueState, delta, expect, foreach
 from weir.connectors.delta import restore_version
 from weir.epoch import positions
@@ -476,7 +477,7 @@ def numbers(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame
 @pytest.fixture
 def queue(tmp_path) -> tuple[Queue, Site]:
     source = QueueSource(name="in", path=str(tmp_path / "queue.db"))
-    fed = replace(small.accounts, input=source, order_by=("n",), function=numbers, sink=delta.append("out"))
+    fed = altered(small.accounts, input=source, order_by=("n",), function=numbers, sink=delta.append("out"))
     pipeline = Pipeline("small", (fed,), max_parallelism=8, delivery="at_most_once")
     return Queue(str(tmp_path / "queue.db")), replace(Bank.at(tmp_path / "site", **RETAINED).site, pipeline=pipeline)
 

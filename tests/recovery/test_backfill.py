@@ -24,6 +24,7 @@ from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives
 from tests.tools import described
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
 from weir.connectors.delta.replace_where import Range, check_bounds, only
 from weir.epoch import steps
@@ -286,7 +287,7 @@ def test_a_field_that_a_backfill_fills_is_promoted_though_all_others_are_as_they
     plant = Plant.at(tmp_path)
     plant.land(1, 2, 3)
     plant.run()
-    changed = replace(devices, function=with_peak, state=Peak)
+    changed = altered(devices, function=with_peak, state=Peak)
     code = replace(pipeline, stages=(changed, replace(daily, input=changed)))
     done = Plant(replace(plant.site, pipeline=code)).backfill(2, 3, promote=True)
     assert done.promoted is not None and not done.difference.same
@@ -827,7 +828,7 @@ def test_what_nobody_leaves_out_is_told_by_another_stage_that_reads_the_same_fil
 
 def of(function) -> Pipeline:
     """The pipeline with another function in its first stage, and no gate."""
-    changed = replace(devices, function=function, gates=())
+    changed = altered(devices, function=function, gates=())
     return replace(pipeline, stages=(changed, replace(daily, input=changed)))
 
 

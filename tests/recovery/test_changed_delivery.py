@@ -19,9 +19,9 @@ from tests.recovery.test_delivery import RETAINED, amounts, bank, cut_off, damag
 from tests.recovery.test_forks import Branched, at
 from tests.recovery.test_promotion import promoted
 from tests.tools.sampling import sampled
+from weir.definition import Finding, Verdict
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations.plan import plan
-from weir.operators.compatibility import Finding, Verdict
 from weir.ownership.publish import deliver
 from weir.restore import recovery, rewind
 from weir.run import maintenance

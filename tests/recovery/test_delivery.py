@@ -21,6 +21,7 @@ from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, ValueState, delta, expect
 from weir.definition import Stage
 from weir.execution.in_process import InMemoryExecutor
+from weir.operators.functions import Function
 from weir.ownership.leftovers import remove
 from weir.ownership.publish import deliver
 from weir.restore import rewind
@@ -124,7 +125,11 @@ def test_rows_of_a_stage_can_be_seen_before_the_next_one_ends(tmp_path, executor
         return rows
 
     second = Stage(
-        uid="second", input=small.accounts, key=("id",), function=after, state=small.Account, sink=delta.append("again")
+        uid="second",
+        input=small.accounts,
+        key=("id",),
+        operator=Function(after, small.Account),
+        sink=delta.append("again"),
     )
     pipeline = Pipeline("small", (small.accounts, second), max_parallelism=8, delivery="at_least_once")
     bank = Bank(replace(plain.site, pipeline=pipeline))

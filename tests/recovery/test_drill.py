@@ -15,6 +15,7 @@ from state_ops.errors import WeirError
 from state_ops.records.snapshot_files import STATE
 from tests.recovery import small
 from tests.recovery.small import Bank
+from tests.tools.stages import altered
 from tests.weir.dagster.without_spark import in_this_process
 from weir import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, foreach, stage
 from weir.execution.in_process import InMemoryExecutor
@@ -95,7 +96,7 @@ def test_code_that_makes_other_state_of_the_same_rows_is_a_problem_that_says_whe
         state.fold(rows.with_columns(amount=rows["amount"] * 2), rows=agg.count(), total=agg.sum("amount"))
         return rows.select("id", "at", "amount")
 
-    done = drilled(bank, stages=(replace(booked, function=doubled),))
+    done = drilled(bank, stages=(altered(booked, function=doubled),))
     (problem,) = done.problems
     assert "The state of accounts differs" in problem
     assert "10 changed" in problem and "Its code was changed since" in problem
@@ -196,7 +197,7 @@ def test_timers_are_compared_though_no_row_shows_them(tmp_path, gone):
     timed = stage("seen", source=source, key="id", state=Seen, order_by=["at"], on_timer=_fires)(_reminds("1h"))
     bank.site = replace(bank.site, pipeline=replace(bank.site.pipeline, stages=(timed,)))
     bank.epochs(1, 2)
-    later = replace(timed, function=_reminds("9h")) if gone else timed
+    later = altered(timed, function=_reminds("9h")) if gone else timed
     problems = drilled(bank, stages=(later,)).problems
     assert ("timers by processing time" in "".join(problems)) == gone
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import GateError, WeirError
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
+from tests.weir.operators import outside
 from weir import (
     Epoch,
     Pipeline,
@@ -38,6 +39,7 @@ from weir import (
     files,
     join,
     lookup,
+    operator,
     select,
     stage,
     top_n,
@@ -61,6 +63,14 @@ QUIET = files("{landing}/b/*.parquet", name="b", event_time="at", idle_after="1m
 GATE = expect("ExpectColumnValuesToBeBetween", column="v", max_value=9_999)
 BAD = 100_000
 HERE, OUT = InMemoryExecutor(), delta.append("out")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    site = tmp_path_factory.mktemp("site")
+    outside.install(site)
+    yield
+    outside.remove(site)
 
 
 def day(number: int) -> datetime:
@@ -222,6 +232,10 @@ KINDS = {
         key=("k",),
         day=None,
     ),
+    "of_others": Kind(
+        lambda out: (operator("threshold", "out", A, key="k", order_by=["at", "seq"], column="v", limit=10, **out),),
+        "FROM a WHERE v >= 10 QUALIFY row_number() OVER (PARTITION BY k ORDER BY seq // 1000, a.at, seq) = 1",
+    ),
     "outputs": Kind(several, "SELECT * FROM a WHERE v % 2 = 1", day=None),
     "idle": Kind(
         lambda out: (join("out", A, QUIET, on="k", how="left", within=("-2h", "5h"), lateness="30h", **out),),
@@ -329,8 +343,19 @@ TABLE = pa.table({"k": pa.array([0, 1, 2, 3], pa.int64()), "name": ["zero", "one
 
 # What an operation does depends on the shape of a kind's state and rows, so each operation is played with one kind of
 # each shape, and each kind in some operation; Dagster is asked about all. The first of a list is in `make test`.
-BRANCHED = ["semi_ttl", "full", "as_of", "final_ranks", "changes", "aggregates", "by_clock", "outputs", "idle"]
-REPLAYED_SINCE = ["changes", "select", "inner", "anti", "ttl", "lookup", "top_n", "windowed"]
+BRANCHED = [
+    "semi_ttl",
+    "of_others",
+    "full",
+    "as_of",
+    "final_ranks",
+    "changes",
+    "aggregates",
+    "by_clock",
+    "outputs",
+    "idle",
+]
+REPLAYED_SINCE = ["changes", "of_others", "select", "inner", "anti", "ttl", "lookup", "top_n", "windowed"]
 REPLAYED_DAY = ["windowed", "stateless", "union", "right", "anti", "semi_ttl", "as_of", "final_ranks", "idle"]
 GATED = ["as_of", "stateless", "left", "semi", "ttl", "top_n", "final_ranks", "changes", "windowed", "outputs"]
 assert {*BRANCHED, *REPLAYED_SINCE, *REPLAYED_DAY, *GATED} == KINDS.keys()

@@ -16,6 +16,7 @@ from tests.recovery.test_forks import Branched, at, ran
 from tests.recovery.test_promotion import corrected, green
 from tests.recovery.test_restore import reordered
 from tests.recovery.test_rewind import bad
+from tests.tools.stages import altered
 from weir import Epoch, ListOf, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, stage
 from weir.operations.branch_diff import diff
 
@@ -174,7 +175,7 @@ def open_to(*names: str) -> Pipeline:
         return accounts.function(rows, state, epoch).with_columns(more)
 
     sink = delta.append("booked", evolve="add")
-    return Pipeline("small", (replace(accounts, function=wide, sink=sink),), max_parallelism=8)
+    return Pipeline("small", (altered(accounts, function=wide, sink=sink),), max_parallelism=8)
 
 
 @pytest.mark.parametrize(("second", "third"), [((), ("more",)), (("more",), ())])
@@ -203,7 +204,7 @@ def test_a_field_that_only_the_branch_has_is_a_difference(bank, weir):
         state.fold(rows, rows=agg.count(), total=agg.sum("amount"), largest=agg.max("amount"))
         return rows.select("id", "at", "amount")
 
-    code = Pipeline("small", (replace(accounts, function=with_largest, state=More),), max_parallelism=8)
+    code = Pipeline("small", (altered(accounts, function=with_largest, state=More),), max_parallelism=8)
     ran(bank.branch("fix", code))
     compared = difference(bank, code)
     assert not compared.same and not any(compared.states[0].counts.values())

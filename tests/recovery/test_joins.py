@@ -23,13 +23,13 @@ from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
 from weir import Pipeline, agg, aggregate, as_of, deduplicate, delta, files, join
 from weir import kafka as kafka_api
-from weir.definition.operators import AsOf
 from weir.epoch import steps
 from weir.execution.executor import Executor
 from weir.execution.in_process import InMemoryExecutor
 from weir.inspection import state_reader
 from weir.operations import branch_diff, forks, promotion
 from weir.operations.backfill import backfill
+from weir.operators.joins import AsOf
 from weir.run import maintenance
 from weir.run.run import RunOptions, run
 

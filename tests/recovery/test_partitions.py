@@ -20,6 +20,7 @@ from state_ops.moments import to_micros
 from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Account, Bank, InMemoryExecutor
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, ValueState, agg, delta, stage
 from weir.connectors.delta.replace_where import Range, touched
 from weir.connectors.delta.statistics import statistics
@@ -171,7 +172,7 @@ def test_what_is_no_partition_is_refused(tmp_path, by):
     def halves(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         return rows.select("id", half=pl.col("amount") / 2)
 
-    bad = replace(small.accounts, function=halves, sink=delta.append("booked", partition_by=by))
+    bad = altered(small.accounts, function=halves, sink=delta.append("booked", partition_by=by))
     bank = Bank.at(tmp_path)
     with pytest.raises(PipelineError, match=f"cannot be partitioned by {by}"):
         Bank(replace(bank.site, pipeline=Pipeline("small", (bad,), max_parallelism=8))).epochs(1)

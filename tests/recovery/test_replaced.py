@@ -13,6 +13,7 @@ from state_ops.errors import WeirError
 from tests.recovery import small
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, ValueState, agg, delta
 from weir.connectors.delta import replace_partitions
 from weir.connectors.delta.restore_version import RowsBack
@@ -31,7 +32,7 @@ def parity(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     return pl.concat([odd, rows.head(1).with_columns(part=pl.lit("newest"))]).select("id", "amount", "part")
 
 
-stage = replace(small.accounts, function=parity, sink=delta.replace("parts", "part"))
+stage = altered(small.accounts, function=parity, sink=delta.replace("parts", "part"))
 pipeline = Pipeline("small", (stage,), max_parallelism=8)
 
 

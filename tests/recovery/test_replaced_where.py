@@ -19,6 +19,7 @@ from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, ValueState, agg, delta
 from weir.connectors.delta import replace_partitions
 from weir.connectors.delta.predicates import apart, predicate
@@ -41,7 +42,7 @@ def ours(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     return rows.filter(pl.col("amount") != 3).select("id", "amount", part=pl.lit("ours"))
 
 
-stage = replace(small.accounts, function=ours, sink=delta.replace("parts", where=CONDITION))
+stage = altered(small.accounts, function=ours, sink=delta.replace("parts", where=CONDITION))
 pipeline = Pipeline("small", (stage,), max_parallelism=8)
 
 
@@ -183,7 +184,7 @@ def test_another_code_of_a_branch_is_told_and_promoted(bank):
     bank.epochs(1, 2)
     settings = bank.site.settings
     forks.fork(pipeline, settings, "fix", 1)
-    other = Pipeline("small", (replace(stage, function=doubled),), max_parallelism=8)
+    other = Pipeline("small", (altered(stage, function=doubled),), max_parallelism=8)
     Bank(replace(bank.site, pipeline=forks.branched(other, settings, "fix"))).epochs()
     (compared,) = branch_diff.diff(other, settings, "fix").tables
     assert compared.counts == {"added": 0, "removed": 0, "changed": 10}

@@ -24,6 +24,7 @@ from state_ops.errors import DamageError, GateError, PipelineError
 from state_ops.records.snapshot_files import STATE, StateFile
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Epoch, ValueState, agg, expect, on_state, on_table
 from weir.definition import Expected, Gate
 from weir.execution.in_process import InMemoryExecutor
@@ -570,7 +571,7 @@ def _other_order(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.Data
     return rows.select("amount", "at", "id")
 
 
-reordered = replace(accounts, function=_other_order)
+reordered = altered(accounts, function=_other_order)
 
 
 @pytest.mark.long

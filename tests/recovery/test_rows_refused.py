@@ -14,6 +14,7 @@ from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.refusing_ledger import banks, refuse
 from tests.recovery.small import Bank
+from tests.tools.stages import altered
 from weir import Pipeline
 from weir.cli import status
 from weir.operations import forks, promotion
@@ -65,7 +66,7 @@ def corrected(rows: pl.DataFrame, state, epoch) -> pl.DataFrame:
 
 
 def with_the_correction(bank: Bank) -> Bank:
-    stages = tuple(replace(stage, function=corrected) for stage in bank.site.pipeline.stages)
+    stages = tuple(altered(stage, function=corrected) for stage in bank.site.pipeline.stages)
     return Bank(replace(bank.site, pipeline=replace(bank.site.pipeline, stages=stages)))
 
 

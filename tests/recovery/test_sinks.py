@@ -13,6 +13,7 @@ from state_ops.records.snapshot_files import OUTPUT
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank
+from tests.tools.stages import altered
 from weir import Pipeline
 from weir.connectors.sink import no_rows
 from weir.operations import forks, promotion
@@ -141,7 +142,7 @@ def test_a_sink_that_is_another_kind_of_thing_now_is_refused(bank):
 
 
 def test_rows_that_the_sink_does_not_take_are_refused_before_the_first(bank):
-    refused = Pipeline("small", (replace(bank.site.pipeline.stages[0], function=_refused),), max_parallelism=8)
+    refused = Pipeline("small", (altered(bank.site.pipeline.stages[0], function=_refused),), max_parallelism=8)
     with pytest.raises(PipelineError, match="refused"):
         Bank(replace(bank.site, pipeline=refused)).epochs(1)
 
@@ -159,7 +160,7 @@ def _refused(rows: pl.DataFrame, state, epoch):
 
 @pytest.mark.parametrize("is_table", [True, False], ids=["table", "another system"])
 def test_a_stage_that_hands_out_nothing_has_no_use_for_a_sink(bank, is_table):
-    counted = replace(small.accounts if is_table else bank.site.pipeline.stages[0], function=_nothing)
+    counted = altered(small.accounts if is_table else bank.site.pipeline.stages[0], function=_nothing)
     bank = Bank(replace(bank.site, pipeline=Pipeline("small", (counted,), max_parallelism=8)))
     with pytest.raises(PipelineError, match=r"The rows for the sink \w+ have no columns"):
         bank.epochs(1)
@@ -186,7 +187,7 @@ def test_the_dry_run_says_that_rows_stay_and_the_rewind_has_to_be_accepted(bank,
 
 def test_a_rewind_to_where_the_sink_is_has_no_obstacle(bank, path):
     bank.epochs(1)
-    silent = Pipeline("small", (replace(bank.site.pipeline.stages[0], function=_silent),), max_parallelism=8)
+    silent = Pipeline("small", (altered(bank.site.pipeline.stages[0], function=_silent),), max_parallelism=8)
     Bank(replace(bank.site, pipeline=silent)).epochs(2)
     assert marker(path) == 1, "an epoch without rows is no link of the chain"
     assert rewind.plan(bank.site.pipeline, bank.site.settings, 1).obstacles == ()

@@ -15,6 +15,7 @@ from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank
 from tests.recovery.test_sinks import expected, findings, marker
+from tests.tools.stages import altered
 from weir import Pipeline
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import forks, promotion
@@ -135,7 +136,7 @@ def test_a_promotion_takes_rows_back_and_brings_the_branchs(bank, path, monkeypa
     bank.epochs(1, 2, 3)
     settings, code = bank.site.settings, bank.site.pipeline
     forks.fork(code, settings, "fix", 1)
-    changed = replace(code, stages=(replace(code.stages[0], function=_doubled),))
+    changed = replace(code, stages=(altered(code.stages[0], function=_doubled),))
     branch = Bank(replace(bank.site, pipeline=forks.branched(changed, settings, "fix")))
     branch.epochs()
     assert ledger.rows_of(path) == expected(1, 2, 3)

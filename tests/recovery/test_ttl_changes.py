@@ -41,7 +41,7 @@ from weir.execution.in_process import InMemoryExecutor
 from weir.inspection import state_reader
 from weir.operations import forks
 from weir.operations.state_import import import_rows
-from weir.operators import deduplication
+from weir.operators.deduplication import running as deduplication
 from weir.operators.functions import function
 from weir.run import maintenance
 from weir.run.run import RunOptions, run

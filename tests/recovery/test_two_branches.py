@@ -13,6 +13,7 @@ import pytest
 from state_ops.errors import BusyError, FencedError, WeirError
 from tests.recovery import small
 from tests.recovery.test_forks import Branched, at, ran
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, ValueState, agg, delta
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import forks, promotion
@@ -27,7 +28,7 @@ def code(tag: str) -> Pipeline:
         state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
         return rows.select("id", "at", "amount", tag=pl.lit(tag))
 
-    stage = replace(small.accounts, function=tagged, sink=delta.append("booked"))
+    stage = altered(small.accounts, function=tagged, sink=delta.append("booked"))
     return Pipeline("small", (stage,), max_parallelism=8)
 
 

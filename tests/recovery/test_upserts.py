@@ -14,6 +14,7 @@ from tests.recovery import small
 from tests.recovery.conftest import weir as weir
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, ValueState, agg, delta, expect, on_table
 from weir.connectors.delta import upsert
 from weir.connectors.delta.restore_version import RowsBack
@@ -34,7 +35,7 @@ def totals(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     return now.select("id", "at", "total", change.alias("_change_type"))
 
 
-keyed = replace(small.accounts, function=totals, sink=delta.upsert("totals", "id"))
+keyed = altered(small.accounts, function=totals, sink=delta.upsert("totals", "id"))
 pipeline = Pipeline("small", (keyed,), max_parallelism=8)
 
 
@@ -147,7 +148,7 @@ def test_a_branch_is_compared_by_what_its_changes_make_of_the_table(bank):
     assert branch_diff.diff(pipeline, settings, "fix").same
     forks.drop(pipeline, settings, "fix")
     forks.fork(pipeline, settings, "fix", 1)
-    other = Pipeline("small", (replace(keyed, function=doubled),), max_parallelism=8)
+    other = Pipeline("small", (altered(keyed, function=doubled),), max_parallelism=8)
     Bank(replace(bank.site, pipeline=forks.branched(other, settings, "fix"))).epochs()
     (compared,) = branch_diff.diff(other, settings, "fix").tables
     assert compared.counts == {"added": 0, "removed": 0, "changed": 14}
@@ -164,7 +165,7 @@ def test_a_column_that_only_a_branch_has_is_compared_too(bank):
     bank.epochs(1, 2, 3)
     settings = bank.site.settings
     forks.fork(before, settings, "fix", 1)
-    after = Pipeline("small", (replace(keyed, function=with_more, sink=open_sink),), max_parallelism=8)
+    after = Pipeline("small", (altered(keyed, function=with_more, sink=open_sink),), max_parallelism=8)
     Bank(replace(bank.site, pipeline=forks.branched(after, settings, "fix"))).epochs()
     compared = branch_diff.diff(after, settings, "fix")
     (of_table,) = compared.tables
@@ -232,7 +233,7 @@ def no_change(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFra
     [(no_key, "1 row for the table totals has no 'id'"), (no_change, "has _change_type 'upsert'")],
 )
 def test_rows_that_say_no_key_or_no_change_hold_the_epoch(bank, function, message):
-    bad = Bank(replace(bank.site, pipeline=Pipeline("small", (replace(keyed, function=function),), max_parallelism=8)))
+    bad = Bank(replace(bank.site, pipeline=Pipeline("small", (altered(keyed, function=function),), max_parallelism=8)))
     with pytest.raises(InputError, match=message):
         bad.epochs(1)
     assert not bank.ids() and not (bank.site.storage / "tables").exists()
@@ -251,7 +252,7 @@ def floats(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     ],
 )
 def test_columns_that_cannot_be_netted_are_refused(bank, sink, message):
-    stage = replace(keyed, function=floats, sink=sink)
+    stage = altered(keyed, function=floats, sink=sink)
     bad = Bank(replace(bank.site, pipeline=Pipeline("small", (stage,), max_parallelism=8)))
     with pytest.raises(PipelineError, match=message):
         bad.epochs(1)

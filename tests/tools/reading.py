@@ -26,7 +26,6 @@ from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.storage.storage import Storage
 from weir.definition import Stage
-from weir.operators import open_windows
 
 
 def table_at(storage: Storage, table: str, version: int | None = None) -> pl.DataFrame:
@@ -72,15 +71,15 @@ def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage
             kind = named(stats.backend)
             backend = composite.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
             try:
-                if stage.window is None:
+                if not stage.operator.closes:
                     tables = list(scan_values(backend, schema, keys, groups))
                 else:
-                    tables = list(open_windows(stage, keys, schema, backend, groups))
+                    tables = list(stage.operator.opened(stage, keys, schema, backend, groups))
             finally:
                 backend.close()
         for row in (row for table in tables for row in table.to_pylist()):
             key = tuple(row.pop(name) for name in keys.names)
-            if stage.window is not None:
+            if stage.operator.closes:
                 key = (*key, row.pop("window_start"))
                 row.pop("window_end")
             assert key not in rows, f"{key} is in two places"

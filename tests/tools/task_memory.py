@@ -33,9 +33,9 @@ from state_ops.schema.key_groups import key_groups
 from state_ops.storage.storage import Storage
 from tests.tools.resident_size import forget_peak, resident
 from weir import Epoch, State, ValueState, agg, aggregate, deduplicate, delta, files, stage, window
-from weir.definition import Stage
+from weir.definition import Progress, Stage
 from weir.execution.direct_read import with_owners
-from weir.operators import Progress, shapes
+from weir.operators.shapes import shapes
 from weir.settings.configuration import PROJECT
 from weir.task import run_task
 from weir.task.run_task import KeyedTask

@@ -11,14 +11,12 @@ import pyarrow as pa
 
 from state_ops.backends.memory import MemoryBackend
 from state_ops.ids import CheckpointId
-from state_ops.keyed.per_key.key_state import no_cache
 from state_ops.moments import from_micros
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.key_groups import group_range
-from weir import operators
-from weir.definition import Epoch, Stage
+from weir.definition import Epoch, Progress, Stage, Subtask
 from weir.execution.in_process import routed
-from weir.operators import Progress, shapes
+from weir.operators.shapes import shapes
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 MAX_PARALLELISM = 8
@@ -54,23 +52,24 @@ class Driven:
         out = [self.shapes.outputs["main"].empty_table()]
         for subtask, batches in enumerate(parts):
             epoch = Epoch(CheckpointId(self.id), from_micros(now), None, subtask, self.parallelism)
-            operator = operators.build(
-                self.stage,
-                self.shapes,
-                self.backends[subtask],
-                epoch,
-                Progress(None, watermark, drain),
-                self.groups(subtask),
-                MAX_PARALLELISM,
-                self.swept[subtask],
-                no_cache,
-                Residence(None, directory, 0, self.groups(subtask)),
-                epoch.id,
+            operator = self.stage.operator.build(
+                Subtask(
+                    self.stage,
+                    self.shapes.handed_out,
+                    epoch,
+                    Progress(None, watermark, drain),
+                    self.groups(subtask),
+                    MAX_PARALLELISM,
+                    self.backends[subtask],
+                    self.swept[subtask],
+                    resident=Residence(None, directory, 0, self.groups(subtask)),
+                    checkpoint=epoch.id,
+                )
             )
             for batch in batches:
                 out += [produced for _, produced in operator.process(pa.Table.from_batches([batch]))]
             out += [produced for _, produced in (operator.pause() if pause else operator.barrier())]
-            self.swept[subtask] = getattr(operator, "swept", None)
+            self.swept[subtask] = operator.swept
             self.closed_upto[subtask] = operator.closed_upto
         return pl.from_arrow(pa.concat_tables(out))  # type: ignore[return-value]
 

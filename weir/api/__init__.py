@@ -57,7 +57,7 @@ from weir.api.connectors import (
 )
 from weir.api.kafka_topics import kafka
 from weir.api.lookups import lookup
-from weir.api.operators import aggregate, deduplicate, join, window
+from weir.api.operators import aggregate, deduplicate, join, operator, window
 from weir.api.stateless import select, union
 from weir.api.systems import foreach, generator, postgres
 from weir.api.top_n import desc, top_n
@@ -65,7 +65,22 @@ from weir.connectors.delta.sink import DeltaSink, ReplaceSink, UpsertSink
 from weir.connectors.delta_table.source import DeltaTableSource
 from weir.connectors.sink import default_sink_name
 from weir.connectors.source import default_name
-from weir.definition import MAIN, Epoch, Expected, FileSource, Gate, Input, Pipeline, Stage, reading
+from weir.definition import (
+    MAIN,
+    Epoch,
+    Expected,
+    FileSource,
+    Gate,
+    Input,
+    Operator,
+    OperatorKind,
+    Pipeline,
+    Shapes,
+    Stage,
+    Subtask,
+    reading,
+)
+from weir.operators.functions import Function
 from weir.operators.functions.per_key import Fired, check_parameters, slicer_of
 
 __all__ = [
@@ -88,6 +103,8 @@ __all__ = [
     "LostError",
     "MapOf",
     "Opening",
+    "Operator",
+    "OperatorKind",
     "Part",
     "Pipeline",
     "PipelineError",
@@ -97,11 +114,13 @@ __all__ = [
     "Publisher",
     "Rejected",
     "Rows",
+    "Shapes",
     "Sink",
     "SinkOpening",
     "Source",
     "Stage",
     "State",
+    "Subtask",
     "TakingBack",
     "Timestamp",
     "TransientError",
@@ -124,6 +143,7 @@ __all__ = [
     "no_rows",
     "on_state",
     "on_table",
+    "operator",
     "postgres",
     "renamed_from",
     "select",
@@ -630,22 +650,16 @@ def stage(  # as long as what is said of its arguments
             uid=uid,
             **reading(source),
             key=names_of(key or ()),
-            function=function,
-            state=state,
+            operator=Function(function, state, on_timer, lifetime, per_key, declared, accepts_changes),
             order_by=names_of(order_by),
             where=where,
             columns=columns_of(uid, select),
             transform=transform,
             null_keys=null_keys,
-            per_key=per_key,
-            declared=declared,
             sink=sink,
             outputs=beside,
             gates=gates_of(gate),
             description=(function.__doc__ or "").strip(),
-            on_timer=on_timer,
-            ttl=lifetime,
-            accepts_changes=accepts_changes,
         )
 
     return decorated

@@ -18,7 +18,8 @@ from weir.api.arguments import (
     time_of,
 )
 from weir.connectors.sink import Sink
-from weir.definition import INNER, LEFT, AsOf, Gate, Input, Stage, reading
+from weir.definition import Gate, Input, Stage, reading
+from weir.operators.joins import INNER, LEFT, AsOf
 
 
 def as_of(
@@ -92,7 +93,7 @@ def as_of(
         uid=uid,
         **reading(of[0].source),
         key=keys[0],
-        join=AsOf(
+        operator=AsOf(
             how, 0, 0, None, times, not_negative(lateness, place, "lateness"), suffix, late, tolerance=older, wait=wait
         ),
         sides=lanes_of(uid, of, keys, null_keys),

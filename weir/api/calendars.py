@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
 from weir.api.arguments import positive
-from weir.definition.calendars import DAY, Calendar
+from weir.operators.windows.calendars import DAY, Calendar
 
 UTC = "UTC"
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

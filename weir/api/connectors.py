@@ -155,7 +155,7 @@ def source(kind: str, **arguments: Any) -> Source:
     if "start" in arguments:
         arguments["start"] = start_of(arguments["start"])
     common = frozenset(field.name for field in dataclasses.fields(Source))
-    return _definition("weir.sources", kind, arguments, Source, common)
+    return definition_of("weir.sources", kind, arguments, Source, common)
 
 
 def sink(kind: str, **arguments: Any) -> Sink:
@@ -177,10 +177,10 @@ def sink(kind: str, **arguments: Any) -> Sink:
         ...     print(error.what)
         No installed package brings 'shelf'.
     """
-    return _definition("weir.sinks", kind, arguments, Sink)
+    return definition_of("weir.sinks", kind, arguments, Sink)
 
 
-def _definition(
+def definition_of(
     group: str,
     name: str,
     arguments: Mapping[str, Any],

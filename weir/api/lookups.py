@@ -9,7 +9,9 @@ from state_ops.errors import PipelineError
 from weir.api.arguments import columns_of, gates_of, names_of, pairs_of
 from weir.connectors.lookups.lookup_table import FAIL, NEWEST
 from weir.connectors.sink import Sink
-from weir.definition import INNER, LEFT, Gate, Input, Lookup, Stage, reading
+from weir.definition import Gate, Input, Stage, reading
+from weir.operators.joins import INNER, LEFT
+from weir.operators.lookups import Lookup
 
 
 def lookup(  # as long as what is said of its arguments
@@ -89,7 +91,7 @@ def lookup(  # as long as what is said of its arguments
         **reading(facts),
         key=() if broadcast else keys,
         columns=columns_of(uid, select),
-        lookup=Lookup(table, pairs, how, None if columns is None else names_of(columns), suffix, on_lost),
+        operator=Lookup(table, pairs, how, None if columns is None else names_of(columns), suffix, on_lost),
         where=where,
         transform=transform,
         sink=sink,

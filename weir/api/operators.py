@@ -24,23 +24,14 @@ from weir.api.arguments import (
     time_of,
 )
 from weir.api.calendars import UTC, calendar_of, signed
+from weir.api.connectors import definition_of
 from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.connectors.sink import Sink
-from weir.definition import (
-    INNER,
-    JOINS,
-    SEMI,
-    Aggregation,
-    CalendarWindow,
-    Deduplication,
-    Gate,
-    Input,
-    Join,
-    SessionWindow,
-    Stage,
-    Window,
-    reading,
-)
+from weir.definition import Gate, Input, OperatorKind, Stage, reading
+from weir.operators.aggregation import Aggregation
+from weir.operators.deduplication import Deduplication
+from weir.operators.joins import INNER, JOINS, SEMI, Join
+from weir.operators.windows import CalendarWindow, SessionWindow, Window
 
 
 def aggregate(
@@ -106,9 +97,7 @@ def aggregate(
         uid=uid,
         **reading(source),
         key=columns,
-        aggregation=Aggregation(
-            tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items()), changes
-        ),
+        operator=Aggregation(tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items()), changes),
         where=where,
         columns=columns_of(uid, select),
         transform=transform,
@@ -229,7 +218,7 @@ def window(  # as long as what is said of its arguments
         uid=uid,
         **reading(source),
         key=columns,
-        window=kind,
+        operator=kind,
         where=where,
         columns=columns_of(uid, select),
         transform=transform,
@@ -334,7 +323,7 @@ def deduplicate(  # as long as what is said of its arguments
         uid=uid,
         **reading(source),
         key=columns,
-        deduplication=Deduplication(None if ttl is None else positive(ttl, place, "ttl"), on, late),
+        operator=Deduplication(None if ttl is None else positive(ttl, place, "ttl"), on, late),
         order_by=names_of(order_by) or (() if on is None else (on,)),
         where=where,
         columns=columns_of(uid, select),
@@ -453,7 +442,7 @@ def join(  # as long as what is said of its arguments
         uid=uid,
         **reading(of[0].source),
         key=keys[0],
-        join=Join(how, lower, upper, kept, times, behind, suffix, late),
+        operator=Join(how, lower, upper, kept, times, behind, suffix, late),
         sides=lanes_of(uid, of, keys, null_keys),
         null_keys=null_keys,
         sink=sink,
@@ -496,3 +485,65 @@ def _check_by_clock(place: str, lateness: str | timedelta, late: Sink | None) ->
             where=place,
             next='Leave lateness= and late= out, or say on="column" for event time.',
         )
+
+
+def operator(
+    kind: str,
+    uid: str,
+    source: Input,
+    *,
+    key: str | Sequence[str] = (),
+    order_by: str | Sequence[str] = (),
+    where: str | None = None,
+    select: str | Sequence[str] = (),
+    transform: Callable[[Any], Any] | None = None,
+    null_keys: str = "fail",
+    sink: Sink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+    **arguments: Any,
+) -> Stage:
+    """Return a stage whose operator an installed package brings. docs/how-to/operators.md shows how to write one.
+
+    Args:
+        kind: The name of the operator's entry point in the group `weir.operators`: a class that derives from
+            `OperatorKind`.
+        uid: The stable name by which the stage's state is found.
+        source: A source, another stage, or one of its outputs.
+        key: Column or columns; none: the stage is stateless.
+        order_by: As in `stage`, like all other arguments up to `gate`.
+        where: As in `stage`.
+        select: As in `stage`.
+        transform: As in `stage`.
+        null_keys: As in `stage`.
+        sink: The sink of the rows that it hands out.
+        gate: As in `stage`.
+        **arguments: The operator's own.
+
+    Raises:
+        ConfigurationError: No installed package brings it, or it cannot be imported.
+        PipelineError: It does not take these arguments.
+
+    Example:
+        >>> from weir import ConfigurationError, files, operator
+        >>> try:
+        ...     operator("threshold", "alerts", files("{landing}/*.parquet"), key="sensor", limit=90)
+        ... except ConfigurationError as error:
+        ...     error.what
+        "No installed package brings 'threshold'."
+    """
+    columns = names_of(key)
+    by = f" by {', '.join(columns)}" if columns else ""
+    return Stage(
+        uid=uid,
+        **reading(source),
+        key=columns,
+        operator=definition_of("weir.operators", kind, arguments, OperatorKind),
+        order_by=names_of(order_by),
+        where=where,
+        columns=columns_of(uid, select),
+        transform=transform,
+        null_keys=null_keys,
+        sink=sink,
+        gates=gates_of(gate),
+        description=f"{kind}{by}.",
+    )

@@ -8,6 +8,7 @@ from state_ops.errors import PipelineError
 from weir.api.arguments import Side, columns_of, gates_of, lanes_of, sides_of
 from weir.connectors.sink import Sink
 from weir.definition import Gate, Input, Stage, reading
+from weir.operators.stateless import Unchanged
 
 
 def select(
@@ -43,6 +44,7 @@ def select(
         uid=uid,
         **reading(source),
         key=(),
+        operator=Unchanged(),
         columns=columns,
         where=where,
         sink=sink,
@@ -94,6 +96,7 @@ def union(
         uid=uid,
         **reading(of[0].source),
         key=(),
+        operator=Unchanged(),
         sides=lanes_of(uid, of, [()] * len(of)),
         sink=sink,
         gates=gates_of(gate),

@@ -11,8 +11,9 @@ from state_ops.errors import PipelineError
 from weir.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, positive
 from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.connectors.sink import Sink
-from weir.definition import Gate, Input, Source, Stage, TopN, reading
+from weir.definition import Gate, Input, Source, Stage, reading
 from weir.definition.made_columns import before
+from weir.operators.top_n import TopN
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def top_n(  # as long as what is said of its arguments
         uid=uid,
         **reading(source),
         key=columns,
-        top_n=TopN(order, n, ties, rank, until, kept, not_negative(lateness, place, "lateness"), late),
+        operator=TopN(order, n, ties, rank, until, kept, not_negative(lateness, place, "lateness"), late),
         where=where,
         columns=selected,
         transform=transform,

@@ -23,13 +23,13 @@ from weir.cli.console import (
     print_table,
     waiting,
 )
+from weir.definition import Verdict
 from weir.gates import data_docs
 from weir.loading import find
 from weir.operations import drill as drills
 from weir.operations.drill import Drilled
 from weir.operations.plan import StatePlan
 from weir.operations.plan import plan as planned
-from weir.operators.compatibility import Verdict
 from weir.settings.configuration import load
 
 

@@ -19,13 +19,10 @@ from typing import Any
 
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
-from state_ops.rows.changes.retractions import ROWS
-from state_ops.schema import evolution
 from weir.connectors.delta.change_feed import CHANGE_TYPE
-from weir.definition import Pipeline, Source, Stage, keeps_changes, made_columns
+from weir.definition import Finding, Pipeline, Source, Stage, Verdict, keeps_changes, made_columns
 from weir.definition.fingerprint import fingerprint_of
-from weir.operators.compatibility import Finding, Verdict
-from weir.operators.joins import sides
+from weir.operators import sides
 
 _INSERT = ("'insert'",)
 
@@ -138,7 +135,7 @@ def taken_back(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
             continue
         now = [path for lane in stage.lanes for path in _today(stage, lane)]
         was = [] if recorded is None else list(_recorded(head, stage.uid))
-        if stage.aggregation is not None:
+        if stage.operator.takes_back:
             yield from _begun_before(stage, head, {path.origin for path in was}, now)
         looked_at = None if recorded is None or recorded.sql is None else _looked_at(stage, recorded, head)
         if looked_at is not None:
@@ -163,15 +160,12 @@ def _begun_before(stage: Stage, head: Checkpoint, before: set[str], now: Sequenc
 def _looked_at(stage: Stage, recorded: OperatorStats, head: Checkpoint) -> tuple[set[str] | None, str] | None:
     """Return the columns of changes that a stage remembers, and where; None in place of the columns: all of them. None:
     it remembers none."""
-    if stage.aggregation is not None:
-        if not recorded.has_state or ROWS not in evolution.from_record(recorded.schema_history).arrow.names:
-            return None
-        of_aggregates = {name for _, agg in stage.aggregation.aggregates for name in agg.names}
-        return {*stage.key, *of_aggregates, CHANGE_TYPE}, f"the state of {stage.uid}"
     changes = any(lane.reads_changes and keeps_changes(lane) for lane in stage.lanes)
     if stage.key:
-        is_told = stage.accepts_changes and changes and recorded.has_state
-        return (None, f"the state of {stage.uid}") if is_told else None
+        remembered = stage.operator.remembered(stage, recorded, changes)
+        if remembered is None or not recorded.has_state:
+            return None
+        return (None if "*" in remembered else {*remembered}), f"the state of {stage.uid}"
     keyed = [sink.name for sink in stage.sinks if getattr(sink, "key", ()) and sink.name in head.sinks]
     return (None, f"the table {keyed[0]}") if keyed and changes else None
 

@@ -26,13 +26,15 @@ from weir.definition import (
     AT_MOST_ONCE,
     EXACTLY_ONCE,
     MAIN,
+    Finding,
     Pipeline,
     Source,
     Stage,
+    Verdict,
     sources_of,
 )
-from weir.operators.compatibility import Finding, Verdict, changeable, meaning
-from weir.operators.joins import sides
+from weir.operators import sides
+from weir.operators.compatibility import changeable, meaning
 
 _DELIVERS = {
     EXACTLY_ONCE: "sinks get each row once from now on",
@@ -127,7 +129,7 @@ def _inputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
             new = [input for input, place in zip(now["inputs"], places, strict=True) if place is None]
             what += _of_watermark(stage, head, recorded, new)
             yield Finding("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
-        elif stage.join is None and places != [*range(len(places))]:
+        elif not stage.operator.tells_inputs_apart and places != [*range(len(places))]:
             what = "its inputs are in another order, which changes nothing: how far each has come is known by its name"
             yield Finding("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
         one = len(recorded.inputs) == len(now["inputs"]) == 1

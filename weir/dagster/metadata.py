@@ -18,14 +18,13 @@ from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros
-from state_ops.rows.aggregates import Agg
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import table_path
 from weir.connectors.sink import Sink
 from weir.dagster.names import input_key, lookup_key, stage_key, table_key
-from weir.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
-from weir.definition.made_columns import made_of, read_by
+from weir.definition import MAIN, FileSource, Pipeline, Source, Stage
+from weir.definition.made_columns import made_of
 from weir.epoch.model import EpochReport
 from weir.sources.positions import Arrivals
 from weir.timings import bottleneck
@@ -60,8 +59,8 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
                 [dg.TableColumn(field.name, str(field.type), description=field.description or None) for field in fields]
             )
         )
-    if stage.lookup is not None:
-        shown["looked up in"] = stage.lookup.table
+    if stage.operator.beside is not None:
+        shown["looked up in"] = stage.operator.beside.place
     if stage.gates:
         shown["gates"] = dg.MetadataValue.md("\n".join(f"- `{gate.title}`" for gate in stage.gates))
     if stage.has_state:
@@ -403,8 +402,8 @@ def _columns(pipeline: Pipeline, stage: Stage, report: EpochReport, storage: Sto
     names = [column.name for column in schema.columns]
     before = _Before(pipeline, report.checkpoint, storage, report.columns)
     upstream = [_read_from(pipeline, lane) for lane in stage.lanes]
-    if stage.lookup is not None:
-        upstream.append(lookup_key(pipeline, stage.lookup))
+    if stage.operator.beside is not None:
+        upstream.append(lookup_key(pipeline, stage.operator.beside))
     deps = {
         name: [dg.TableColumnDep(upstream[side], column) for side, column in columns]
         for name, columns in lineage(stage, names, [before.columns(lane) for lane in stage.lanes]).items()
@@ -414,20 +413,8 @@ def _columns(pipeline: Pipeline, stage: Stage, report: EpochReport, storage: Sto
 
 def _descriptions(stage: Stage, sink: Sink | None) -> dict[str, str]:
     """Return by column of a table its description: the author's, or how a window or an aggregate makes the column."""
-    texts: dict[str, str] = {}
-    operator = stage.window or stage.aggregation
-    if operator is not None and sink == stage.sink:
-        texts |= {name: _in_words(agg) for name, agg in operator.aggregates}
-    if stage.window is not None and sink == stage.sink:
-        texts["window_start"] = "When the window begins."
-        texts["window_end"] = "When it ends; rows of that moment are not in it."
+    texts = stage.operator.texts() if sink == stage.sink else {}
     return texts | (dict(sink.capabilities.descriptions) if sink is not None else {})
-
-
-def _in_words(agg: Agg) -> str:
-    share = "" if agg.share is None else f" ({agg.share:g})"
-    which = "" if agg.where is None else f" where {agg.where}"
-    return f"{agg.kind.replace('_', ' ').capitalize()}{share} of {agg.column or 'rows'}{which}."
 
 
 def lineage(
@@ -445,52 +432,10 @@ def lineage(
     made = {side: made_of(lane.columns, inputs[side]) for side, lane in enumerate(stage.lanes) if lane.columns}
     seen = [list(made.get(side, given)) for side, given in enumerate(inputs)]
     of_input: dict[str, list[tuple[int, str]]] = {}
-    for name, read in _lineage_of_seen(stage, columns, seen, output).items():
+    for name, read in stage.operator.lineage(stage, columns, seen, output).items():
         origins = ((side, made[side].get(column, []) if side in made else [column]) for side, column in read)
         of_input[name] = list(dict.fromkeys((side, column) for side, of in origins for column in of))
     return {name: read for name, read in of_input.items() if name in columns and read}
-
-
-def _lineage_of_seen(
-    stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]], output: str
-) -> dict[str, list[tuple[int, str]]]:
-    """Return the lineage in terms of the columns that the stage's operator sees of each input."""
-    if stage.join is not None:
-        return _lineage_of_join(stage, stage.join, columns, inputs)
-    if output != MAIN:
-        return {name: [(0, name)] for name in columns if name in inputs[0]}
-    if stage.lookup is not None:
-        taken = {name + stage.lookup.suffix: name for name in inputs[0]}
-        return {name: [(0, name) if name in inputs[0] else (1, taken.get(name, name))] for name in columns}
-    if stage.sides:
-        return {name: [(side, name) for side in range(len(stage.sides)) if name in inputs[side]] for name in columns}
-    origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs[0]}
-    operator = stage.window or stage.aggregation
-    if operator is not None:
-        origins = {name: [name] for name in stage.key}
-        if stage.window is not None and stage.window.on is not None:
-            origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
-        for name, agg in operator.aggregates:
-            origins[name] = list(dict.fromkeys([*agg.columns, *read_by(agg.where or "", inputs[0])]))
-    if stage.top_n is not None and stage.top_n.rank is not None:
-        origins[stage.top_n.rank] = [name for name, _ in stage.top_n.by]
-    return {name: [(0, seen) for seen in read] for name, read in origins.items()}
-
-
-def _lineage_of_join(
-    stage: Stage, join: Join, columns: Sequence[str], inputs: Sequence[Sequence[str]]
-) -> dict[str, list[tuple[int, str]]]:
-    keys = [dict(zip(stage.key, lane.key, strict=True)) for lane in stage.sides]
-    origins: dict[str, list[tuple[int, str]]] = {}
-    for name in columns:
-        if name in stage.key:
-            origins[name] = [(side, of[name]) for side, of in enumerate(keys) if of[name] in inputs[side]]
-        elif name in inputs[0]:
-            origins[name] = [(0, name)]
-        else:
-            origin = name if name in inputs[1] else name.removesuffix(join.suffix)
-            origins[name] = [(1, origin)] if origin in inputs[1] else []
-    return {name: read for name, read in origins.items() if read}
 
 
 def _read_from(pipeline: Pipeline, lane: Stage) -> dg.AssetKey:

@@ -22,7 +22,7 @@ from dagster import DagsterRunStatus
 from state_ops.errors import PipelineError
 from state_ops.redaction import redacted
 from weir.connectors.source import default_name
-from weir.definition import Lookup, Pipeline, Source, Stage
+from weir.definition import Pipeline, Source, Stage, TableBeside
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
 
@@ -75,13 +75,13 @@ def table_key(pipeline: Pipeline, table: str) -> dg.AssetKey:
     return key(pipeline, TABLES, table)
 
 
-def lookup_key(pipeline: Pipeline, lookup: Lookup) -> dg.AssetKey:
+def lookup_key(pipeline: Pipeline, table: TableBeside) -> dg.AssetKey:
     """Return the key of a table that rows are looked up in: by its name, or by its place where another has that name
     too."""
-    places = {stage.lookup.table for stage in pipeline.stages if stage.lookup is not None}
-    name = _table_name(lookup.table)
+    places = {beside.place for stage in pipeline.stages if (beside := stage.operator.beside) is not None}
+    name = _table_name(table.place)
     if sum(_table_name(place) == name for place in places) > 1:
-        return key(pipeline, LOOKUPS, *filter(None, lookup.table.split("/")))
+        return key(pipeline, LOOKUPS, *filter(None, table.place.split("/")))
     return key(pipeline, LOOKUPS, name)
 
 

@@ -33,7 +33,8 @@ def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
 
 def lookups(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
     """Return the tables that rows are looked up in, which somebody else writes."""
-    tables = {lookup_key(pipeline, stage.lookup): stage.lookup.table for stage in pipeline.stages if stage.lookup}
+    besides = [beside for stage in pipeline.stages if (beside := stage.operator.beside) is not None]
+    tables = {lookup_key(pipeline, beside): beside.place for beside in besides}
     return [
         dg.AssetSpec(
             table,
@@ -48,7 +49,8 @@ def lookups(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
 
 def _read_by(pipeline: Pipeline, stage: Stage) -> list[dg.AssetKey]:
     """Return the assets that a stage reads, each once."""
-    looked_up = [lookup_key(pipeline, stage.lookup)] if stage.lookup is not None else []
+    beside = stage.operator.beside
+    looked_up = [] if beside is None else [lookup_key(pipeline, beside)]
     return list(dict.fromkeys([*(input_key(pipeline, input) for input in stage.inputs), *looked_up]))
 
 

@@ -7,30 +7,11 @@ Imports connectors, and nothing else of the runtime.
 
 from state_ops.outputs import LATE, MAIN
 from weir.connectors.source import Source
-from weir.definition.calendars import Calendar
 from weir.definition.files import FileSource
+from weir.definition.findings import Finding, Verdict
 from weir.definition.gates import FIGURES, ROWS, STATE, Expected, Gate
 from weir.definition.names import HOLD, MAX_PARALLELISM, POSITIONS, QUARANTINE, ROW
-from weir.definition.operators import (
-    ANTI,
-    FULL,
-    INNER,
-    JOINS,
-    LATE_TIME,
-    LEFT,
-    RIGHT,
-    SEMI,
-    Aggregation,
-    AsOf,
-    CalendarWindow,
-    Deduplication,
-    Epoch,
-    Join,
-    Lookup,
-    SessionWindow,
-    TopN,
-    Window,
-)
+from weir.definition.operator import Epoch, Operator, OperatorKind, Progress, Shapes, Subtask, TableBeside
 from weir.definition.pipeline import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Pipeline
 from weir.definition.stage import (
     Input,
@@ -47,45 +28,35 @@ from weir.definition.stage import (
 )
 
 __all__ = [
-    "ANTI",
     "AT_LEAST_ONCE",
     "AT_MOST_ONCE",
     "EXACTLY_ONCE",
     "FIGURES",
-    "FULL",
     "HOLD",
-    "INNER",
-    "JOINS",
     "LATE",
-    "LATE_TIME",
-    "LEFT",
     "MAIN",
     "MAX_PARALLELISM",
     "POSITIONS",
     "QUARANTINE",
-    "RIGHT",
     "ROW",
     "ROWS",
-    "SEMI",
     "STATE",
-    "Aggregation",
-    "AsOf",
-    "Calendar",
-    "CalendarWindow",
-    "Deduplication",
     "Epoch",
     "Expected",
     "FileSource",
+    "Finding",
     "Gate",
     "Input",
-    "Join",
-    "Lookup",
+    "Operator",
+    "OperatorKind",
     "Pipeline",
-    "SessionWindow",
+    "Progress",
+    "Shapes",
     "Source",
     "Stage",
-    "TopN",
-    "Window",
+    "Subtask",
+    "TableBeside",
+    "Verdict",
     "check_changes",
     "input_name",
     "is_clocked",

@@ -30,8 +30,16 @@ from weir.definition.stage import Stage, input_name
 # Weir's own packages, which are shipped whole.
 PACKAGES = ("weir", "state_ops")
 _FOR_PEOPLE = frozenset({"description", "descriptions", "owners", "branch"})
-_BEFORE = frozenset({"input", "sides"})
-_BESIDE = frozenset({"gates", "sink"})
+# What a stage's fingerprint has, by the names and in the order of the first checkpoints that recorded one. An operator
+# stands at its `slot`; a function's parts are there one by one.
+_OF_STAGE = (
+    *("uid", "key", "function", "state"),
+    *("window", "aggregation", "deduplication", "join", "top_n", "lookup"),
+    *("order_by", "where", "transform", "columns", "null_keys", "per_key", "declared", "outputs"),
+    *("on_timer", "ttl", "accepts_changes", "from_output"),
+)
+_OF_FUNCTIONS = {"function": None, "state": None, "per_key": False, "declared": (), "on_timer": None, "ttl": None}
+_OF_FUNCTIONS |= {"accepts_changes": False}
 _OF_CLASSES = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__"}
 )
@@ -43,6 +51,11 @@ _LIBRARIES = tuple(
 HOME = Path(__file__).resolve().parents[2]  # the folder with both packages
 # Names by which checkpoints know modules of Weir that have moved since: a module that moves changes no stage's code.
 _RECORDED = {
+    "weir.operators.windows.calendars": "pipelines.runtime.definition.calendars",
+    **{
+        f"weir.operators.{name}": "pipelines.runtime.definition.operators"
+        for name in ("aggregation", "deduplication", "joins", "lookups", "top_n", "windows")
+    },
     **{f"weir.{name}": f"pipelines.{name}" for name in ("api", "testing", "state_reader", "state_writer")},
     "weir.connectors.delta.sink": "pipelines.runtime.connectors.delta_sink",
     "weir.replay": "pipelines.runtime.debugging",
@@ -65,10 +78,15 @@ def fingerprint_of_stage(stage: Stage) -> str:
     walk.write(stage.uid)
     for lane in stage.lanes:
         walk.write(isinstance(lane.input, Stage), input_name(lane))
-    for field in fields(stage):
-        if field.name not in (_FOR_PEOPLE | _BEFORE | _BESIDE):
-            walk.write(field.name)
-            walk.add(getattr(stage, field.name))
+    operator = stage.operator
+    for name in _OF_STAGE:
+        walk.write(name)
+        if name in _OF_FUNCTIONS:
+            walk.add(_OF_FUNCTIONS[name] if operator.slot else getattr(operator, name, _OF_FUNCTIONS[name]))
+        else:
+            walk.add(getattr(stage, name) if hasattr(stage, name) else operator if name == operator.slot else None)
+    if operator.slot and operator.slot not in _OF_STAGE:
+        walk.add(operator)
     for side in stage.sides:
         walk.add((side.key, side.where, side.transform, side.columns))
     return walk.digest.hexdigest()[:16]

@@ -28,6 +28,9 @@ MAX_PARALLELISM = 128  # key groups, unless a pipeline says how many
 ROW = "_weir_row"  # where a row of a source comes from: its file's number in the slice << 40 | its number in the file
 
 
+START, END = "window_start", "window_end"  # the columns with the bounds of a window
+
+
 def check_name(name: str, kind: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PipelineError(

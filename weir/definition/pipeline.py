@@ -21,7 +21,6 @@ from weir.connectors.source import ADD, FIX
 from weir.connectors.source import Source as Source
 from weir.definition.gates import ROWS, Expected
 from weir.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
-from weir.definition.operators import AsOf
 from weir.definition.stage import Stage, is_clocked, keeps_changes, sinks_shown, sources_of
 
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
@@ -170,7 +169,7 @@ class Pipeline:
         for stage in self.stages if self.delivery == AT_MOST_ONCE else ():
             lost = next((source.name for source in sources_of(stage) if source.hands_out_changes), None)
             changes = stage.input.hands_out_changes and stage.transform is None and keeps_changes(stage)
-            if stage.aggregation is not None and changes and lost is not None:
+            if stage.operator.takes_back and changes and lost is not None:
                 raise PipelineError(
                     f"{stage.uid} takes rows of {lost} back, and of an epoch that is lost it would have none to take "
                     "back.",
@@ -346,7 +345,7 @@ def _read_for_rows(input: Source | Stage) -> set[str]:
     """Return the names of the sources whose rows an input hands out: behind an `as_of`, those of the facts alone."""
     if isinstance(input, Source):
         return {input.name}
-    inputs = input.inputs[:1] if isinstance(input.join, AsOf) else input.inputs
+    inputs = input.inputs[: input.operator.inputs_handed_out]
     return {name for before in inputs for name in _read_for_rows(before)}
 
 

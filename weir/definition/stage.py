@@ -6,32 +6,26 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
-import pyarrow as pa
-
 from state_ops.errors import PipelineError
 from state_ops.keyed.ttl import Ttl
 from state_ops.outputs import LATE, PARTS
 from state_ops.outputs import MAIN as MAIN
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
-from weir.connectors.delta.change_feed import CHANGE_TYPE, COMMIT_TIME, EPOCH, VERSION, refuse_replaced
+from weir.connectors.delta.change_feed import CHANGE_TYPE, refuse_replaced
 from weir.connectors.delta.sink import DeltaSink
 from weir.connectors.lookups.lookup_table import Pinned
 from weir.connectors.sink import Sink
 from weir.connectors.source import Source as Source
 from weir.definition.gates import STATE, Gate
-from weir.definition.made_columns import before, has, keeps
-from weir.definition.names import QUARANTINE, TAKEN, check_name
-from weir.definition.operators import Aggregation, Deduplication, Join, Lookup, SessionWindow, TopN, Window
+from weir.definition.made_columns import has, keeps
+from weir.definition.names import QUARANTINE, START, TAKEN, check_name
+from weir.definition.operator import OF_INPUT, OperatorKind
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One operator of a pipeline.
-
-    Exactly one of `function` (with `state`), `window`, `aggregation`, `deduplication`, `join`, `top_n` and `lookup`
-    says what it does. A stage without a key is stateless: it has a `function` or a `lookup`, or it hands on what its
-    where and columns leave of its input, or of several.
+    """An operator with its inputs and sinks.
 
     Attributes:
         uid: The stable name by which its state is found.
@@ -40,11 +34,7 @@ class Stage:
         input: What it reads; of a stage with several inputs, the first of them.
         sides: Of a stage with several inputs: each of them as a stage that reads it alone, with the stage's uid, the
             input's own key columns, where, columns and transform. None for a stage with one.
-        on_timer: Called when a timer of a function's state fires.
-        ttl: When a function's state is forgotten.
-        per_key: Both functions are called once per key.
-        accepts_changes: The function looks at the column `_change_type` of its rows.
-        declared: By output, the columns that functions per key hand out, if they are declared.
+        operator: What it does with its rows.
         outputs: The names of what its function hands out beside its main output, each with its sink, if it has one.
         from_output: Which output of the stage before is its input; the main one of most.
 
@@ -60,29 +50,17 @@ class Stage:
     uid: str
     input: Source | Stage
     key: tuple[str, ...]
-    function: Callable[..., Any] | None = None
-    state: type[State] | None = None
-    window: Window | SessionWindow | None = None
-    aggregation: Aggregation | None = None
-    deduplication: Deduplication | None = None
-    join: Join | None = None
-    top_n: TopN | None = None
-    lookup: Lookup | None = None
+    operator: OperatorKind = OF_INPUT
     sides: tuple[Stage, ...] = ()
     order_by: tuple[str, ...] = ()
     where: str | None = None
     transform: Callable[[Any], Any] | None = None
     columns: tuple[str, ...] = ()
     null_keys: str = "fail"
-    per_key: bool = False
-    declared: tuple[tuple[str, pa.Schema], ...] = ()
     sink: Sink | None = None
     outputs: tuple[tuple[str, Sink | None], ...] = ()
     gates: tuple[Gate, ...] = ()
     description: str = ""
-    on_timer: Callable[..., Any] | None = None
-    ttl: Ttl | None = None
-    accepts_changes: bool = False
     from_output: str = MAIN
 
     def __post_init__(self) -> None:
@@ -126,9 +104,24 @@ class Stage:
                 check_changes(self, lane.input)
 
     def pinned(self, pinned: Pinned) -> Stage:
-        """Return this stage with its lookup's table pinned to a version."""
-        assert self.lookup is not None, "the stage has a table"
-        return replace(self, lookup=replace(self.lookup, pinned=pinned))
+        """Return this stage with the table beside its rows as of a version."""
+        return replace(self, operator=self.operator.with_table(pinned))
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        return self.operator.function
+
+    @property
+    def on_timer(self) -> Callable[..., Any] | None:
+        return self.operator.on_timer
+
+    @property
+    def state(self) -> type[State] | None:
+        return self.operator.state
+
+    @property
+    def lifetime(self) -> Ttl | None:
+        return self.operator.lifetime
 
     @property
     def lanes(self) -> tuple[Stage, ...]:
@@ -176,28 +169,19 @@ class Stage:
     def hands_out_changes(self) -> bool:
         """True if the stage's rows say by `_change_type` what became of a row, as far as the definition tells. It does
         not tell this of a function's rows: their columns do."""
-        if self.aggregation is not None:
-            return self.aggregation.changes
-        if self.top_n is not None:
-            return self.top_n.until is None
-        if self.function is None and not self.key:
-            return any(lane.reads_changes and keeps_changes(lane) for lane in self.lanes)
-        return self._declares_changes(MAIN)
+        return self.operator.hands_out_changes(self, MAIN)
 
     @property
     def reads_changes(self) -> bool:
         """True if the rows of the stage's input are changes, as far as the definition tells."""
         if isinstance(self.input, Stage) and self.from_output != MAIN:
-            return self.input._declares_changes(self.from_output)
+            return self.input.operator.hands_out_changes(self.input, self.from_output)
         return self.input.hands_out_changes
-
-    def _declares_changes(self, output: str) -> bool:
-        return any(name == output and CHANGE_TYPE in columns.names for name, columns in self.declared)
 
     @property
     def has_state(self) -> bool:
         """True if the stage keeps anything from row to row."""
-        return bool(self.key) and self.lookup is None
+        return bool(self.key) and self.operator.has_state
 
     @property
     def sql_named(self) -> str:
@@ -213,13 +197,12 @@ class Stage:
     @property
     def lateness(self) -> int:
         """The microseconds that the stage's watermark stays behind the newest event time."""
-        operator = self.window or self.join or self.top_n
-        return operator.lateness if operator is not None else 0
+        return self.operator.lateness
 
     @property
     def closes(self) -> bool:
         """True if the stage keeps windows or ranks, each of which closes at a moment of event time."""
-        return self.window is not None or (self.top_n is not None and self.top_n.until is not None)
+        return self.operator.closes
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
@@ -304,39 +287,30 @@ class Stage:
     @property
     def late(self) -> Sink | None:
         """The sink of the rows that come too late."""
-        operator = self.window or self.deduplication or self.top_n or self.join
-        return operator.late if operator else None
+        return self.operator.late
 
     @property
     def reads(self) -> frozenset[str] | None:
         """The columns that it looks at of its source's rows. None: all, as its function or one of its sinks may."""
-        operator = self.aggregation or self.window
-        if operator is None or self.late is not None or not isinstance(self.input, Source):
+        columns = self.operator.reads(self) if isinstance(self.input, Source) else None
+        if columns is None or not isinstance(self.input, Source):
             return None
-        columns = {
-            *self.key,
-            *self.order_by,
-            *(name for _, agg in operator.aggregates for name in agg.names),
-            CHANGE_TYPE,
-        }
-        return frozenset(columns | {column for column in (self.on, self.input.event_time) if column is not None})
+        return columns | {column for column in (CHANGE_TYPE, self.input.event_time) if column is not None}
 
     @property
     def by_clock(self) -> bool:
         """True if the stage's windows go by processing time, which all texts about its event time then mean."""
-        return self.window is not None and self.window.on is None
+        return self.operator.by_clock
 
     def times_in(self, output: str) -> tuple[str | None, ...]:
         """Columns of an output that may have its rows' event times, the best first."""
-        if self.join is not None and self.join.times is not None:
-            return self.join.times_in(output)
-        return ("window_start", self.on, *(source.event_time for source in sources_of(self)))
+        declared = self.operator.times_in(output)
+        return (START, self.on, *(source.event_time for source in sources_of(self))) if declared is None else declared
 
     @property
     def on(self) -> str | None:
-        """The column whose event time an operator goes by."""
-        operator = self.window or self.deduplication or self.top_n
-        return operator.on if operator else None
+        """The column whose event time its operator goes by."""
+        return self.operator.time_column
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function that the stage was made from."""
@@ -432,18 +406,12 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
     Args:
         input: Where they come from.
     """
-    why: str | None = "what it made of a row cannot be taken back"
     are_kept = keeps_changes(stage)
     if not are_kept:
         is_seen = CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
         why = None if is_seen else "its columns leave that one out"
-    elif stage.function is not None:
-        why = None if stage.accepts_changes else "its function may not look at that column"
-    elif stage.aggregation is not None:
-        whys = (agg.irrevocable(name) for name, agg in stage.aggregation.aggregates)
-        why = next(filter(None, whys), None) or _by_time(stage, stage.aggregation, input)
-    elif not stage.key and stage.lookup is None:  # it hands them on
-        why = None
+    else:
+        why = stage.operator.no_changes(stage, input)
     if why is None:
         return
     out = f"{CHANGE_TYPE} out, with the rows that are no more: by where= and select=, or in transform="
@@ -460,29 +428,6 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
         where=f"stage {stage.uid}",
         next=f"{remedy}. The reference of operators lists what takes changes.",
     )
-
-
-def _by_time(stage: Stage, aggregation: Aggregation, input: Source | Stage) -> str | None:
-    """Why an aggregate cannot take a row back that has another value than what takes it back; None where none has."""
-    read = [("its key", column) for column in stage.key]
-    read += [(f"{name} = {agg}", column) for name, agg in aggregation.aggregates for column in agg.columns]
-    for what, column in read if stage.transform is None else ():
-        given = before(stage.columns, column)
-        if given is not None and _says_when(input, given):
-            return f"{what} goes by {column}, which says when a change was: what takes a row back has another one"
-    return None
-
-
-def _says_when(input: Source | Stage, column: str) -> bool:
-    """Return whether a column of changes is the time of the change, and not a part of the row."""
-    if isinstance(input, Source):
-        return input.hands_out_changes and column in (VERSION, COMMIT_TIME)
-    if input.aggregation is not None:
-        return input.aggregation.changes and column == EPOCH
-    if input.function is not None or input.key:
-        return False
-    given = [(lane.input, before(lane.columns, column)) for lane in input.lanes if lane.transform is None]
-    return any(name is not None and _says_when(of, name) for of, name in given)
 
 
 def _check_outputs(stage: Stage) -> None:
@@ -518,12 +463,12 @@ def _check_from_output(stage: Stage) -> None:
 def _check_stateless(stage: Stage) -> None:
     """Raise PipelineError if a stage without a key is given an option that needs a key."""
     keyed = {
-        "an operator with state": stage.window or stage.aggregation or stage.deduplication or stage.join or stage.top_n,
+        "an operator with state": stage.operator.needs_key,
         "state=": stage.state,
         "order_by=": stage.order_by,
         "on_timer=": stage.on_timer,
-        "ttl=": stage.ttl,
-        "per_key=True": stage.per_key,
+        "ttl=": stage.lifetime,
+        "per_key=True": stage.operator.per_key,
         "a gate on its state": [gate for gate in stage.gates if gate.of == STATE],
     }
     asked = next((what for what, given in keyed.items() if given), None)
@@ -586,12 +531,8 @@ def _check_quarantine(stage: Stage) -> None:
         why = "hands out columns of its own, among which none says from which row they come"
     elif isinstance(stage.input, Stage):
         why = "reads another stage, whose rows are made already"
-    elif stage.window is not None or stage.aggregation is not None:
-        why = "hands out aggregates, which come from many rows"
-    elif stage.top_n is not None:
-        why = "hands out rows of earlier epochs too"
-    elif stage.on_timer is not None:
-        why = "hands out rows of its timers too, which come from none"
+    else:
+        why = stage.operator.mixes_rows()
     if why is not None:
         raise PipelineError(
             f"A gate of {stage.uid} is to quarantine rows of the source, but the stage {why}.",

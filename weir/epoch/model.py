@@ -26,11 +26,10 @@ from state_ops.records.acks import Ack, PendingUpload
 from state_ops.records.snapshot_files import LocalSnapshot, Snapshot, StagedFile, StateFile, snapshots_of
 from state_ops.snapshots.stage_upload import read_by_next
 from weir.connectors.lookups.lookup_table import Version
-from weir.definition import Stage, is_clocked
+from weir.definition import Shapes, Stage, is_clocked
 from weir.epoch.in_flight_data import InFlightData, Rows, Work
 from weir.gates.evaluation import Verdict
-from weir.operators import Shapes
-from weir.operators.joins import sides
+from weir.operators import sides
 from weir.operators.watermarks import SidesTime
 from weir.settings.sections import CheckpointSettings
 from weir.sources.reader import SourceReader

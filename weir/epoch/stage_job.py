@@ -28,7 +28,7 @@ from state_ops.snapshots import rescale
 from state_ops.snapshots.stage_upload import read_by_next
 from weir.connectors.lookups.lookup_table import Pinned
 from weir.connectors.sink import Sink
-from weir.definition import Pipeline, Source, Stage, is_clocked
+from weir.definition import MAIN, Pipeline, Progress, Shapes, Source, Stage, is_clocked
 from weir.epoch.in_flight_data import InFlightData, rest
 from weir.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from weir.epoch.stage_input import (
@@ -45,7 +45,7 @@ from weir.epoch.stage_shapes import check_columns, fixed_shapes, shapes_of_sides
 from weir.execution.executor import Channel, Landed, Several
 from weir.gates import evaluation, quarantine, refused_rows
 from weir.gates.evaluation import Verdict
-from weir.operators import MAIN, Progress, Shapes, watermarks
+from weir.operators import watermarks
 from weir.ownership.context import RunContext
 from weir.ownership.local_paths import backend_options, objects, work_dir
 from weir.settings.configuration import Settings
@@ -200,7 +200,7 @@ def _pinned(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Pinned |
 
     Raises LostError if it is gone.
     """
-    if stage.lookup is None:
+    if stage.operator.beside is None:
         return None
     first = epoch.work[stage.uid].first
     return context.lookups.joined(
@@ -358,8 +358,12 @@ def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
     configured = settings.state.caches.get(stage.uid)
     if configured is None:
         return None
-    if not stage.per_key or stage.ttl is not None:
-        why = "forgets its state by a TTL" if stage.per_key else "works on whole batches, which gain nothing from one"
+    if not stage.operator.per_key or stage.lifetime is not None:
+        why = (
+            "forgets its state by a TTL"
+            if stage.operator.per_key
+            else "works on whole batches, which gain nothing from one"
+        )
         raise ConfigurationError(
             f"A state cache is configured for the stage {stage.uid}, which {why}.",
             where=f"state.caches.{stage.uid}",
@@ -377,7 +381,7 @@ def note_progress(context: RunContext, epoch: InFlightEpoch, stage: Stage, progr
         left = rest(done, acks, context.inputs.get(stage.uid))
         if left is not None:
             waiting = (left, *waiting)
-        forgotten = forgotten_after(progress.forgotten, stage.ttl, to_micros(done.first.now))
+        forgotten = forgotten_after(progress.forgotten, stage.lifetime, to_micros(done.first.now))
         known, handed_on = known_watermark(epoch, stage, progress), None
         watermark = known
         if stage.sides:

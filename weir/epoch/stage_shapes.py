@@ -19,15 +19,15 @@ from state_ops.errors import (
 from state_ops.logs import Logger
 from weir.connectors.lookups.lookup_table import Pinned
 from weir.connectors.sink import Sink
-from weir.definition import ROW, Source, Stage
+from weir.definition import ROW, Shapes, Source, Stage
 from weir.epoch.model import InFlightEpoch
 from weir.execution import direct_read
 from weir.execution.executor import Channel, Landed
 from weir.gates import quarantine
-from weir.operators import Shapes, shapes, watermarks
+from weir.operators import sides, watermarks
 from weir.operators.base import check_storable, refuse_same_names
 from weir.operators.compatibility import fit
-from weir.operators.joins import sides
+from weir.operators.shapes import shapes
 from weir.ownership.context import RunContext
 
 log = Logger("weir.epoch")

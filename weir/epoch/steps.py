@@ -76,7 +76,6 @@ from weir.epoch.model import EpochReport, InFlightEpoch
 from weir.epoch.stage_shapes import sinks_of
 from weir.execution.spark import spark_errors
 from weir.gates import epoch_gates, evaluation
-from weir.operators import duplicates
 from weir.operators.compatibility import changeable, meaning, stored_collections, stored_keys
 from weir.ownership import savepoints
 from weir.ownership.context import RunContext
@@ -514,7 +513,7 @@ def figures_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: 
         clock=epoch.clocks.get(stage.uid),
         due={str(ack.subtask): ack.due for ack in acks if ack.due is not None},
         window=meaning(stage),
-        ttl=asdict(stage.ttl) if stage.ttl else None,
+        ttl=asdict(stage.lifetime) if stage.lifetime else None,
         forgotten=asdict(forgotten) if (forgotten := epoch.forgotten.get(stage.uid)) else None,
         **{**changeable(stage), "sql": recorded_sql(stage)},
         files_total=len(state),
@@ -524,7 +523,7 @@ def figures_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: 
         rows_in=sum(ack.rows_in for ack in acks),
         rows_out=sum(ack.rows_out for ack in acks),
         rows_late=sum(ack.rows_late for ack in acks),
-        rows_duplicate=duplicates(acks) if stage.deduplication else 0,
+        rows_duplicate=stage.operator.rows_duplicate(acks),
         rows_null_key=sum(ack.rows_null_key for ack in acks),
         rows_dropped=epoch.dropped.get(stage.uid, 0),
         entries=before.entries if entries is None else entries,  # not all of its subtasks had anything to do

@@ -25,7 +25,7 @@ from weir import where
 from weir.definition import ROW, Source, Stage
 from weir.execution.executor import Channel, Landed, Several, staged_tables
 from weir.execution.external_sort import in_order
-from weir.operators.joins import sides
+from weir.operators import sides
 from weir.sources.slices import WHOLE, Share, position
 
 _MOST_SUBTASKS = 8

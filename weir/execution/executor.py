@@ -72,7 +72,7 @@ class Several:
     """Rows of several inputs.
 
     Attributes:
-        schema: The columns in which they reach the stage's subtasks, as `operators.joins.sides` has them.
+        schema: The columns in which they reach the stage's subtasks, as `operators.sides` has them.
         parts: By the number of an input that has rows, what is read of it.
     """
 

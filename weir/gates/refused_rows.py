@@ -174,7 +174,7 @@ def _numbered(lane: Stage, rows: Landed) -> Iterator[pa.Table]:
 def _made(lane: Stage, stage: Stage, target: Target | None, rows: pa.Table) -> Iterator[tuple[int, str]]:
     """Yield the positions of rows of which a stage makes rows that are refused, if it makes one of each, by SQL that is
     evaluated here."""
-    if stage.function is not None or stage.key or stage.lookup is not None or lane.transform is not None:
+    if not stage.operator.hands_on or lane.transform is not None:
         return
     columns = lane.columns
     if columns and not any(column.strip() in ("*", ROW) for column in columns):

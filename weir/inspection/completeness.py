@@ -61,7 +61,7 @@ def complete_until(stage: Stage, row: Checkpoint, rows: Rows) -> int | None:
         return complete_until(stage, parent, rows)
     if row.kind != EPOCH or stage.uid not in parent.watermarks:
         return None
-    return parent.watermarks[stage.uid] - (stage.join.behind if stage.join is not None else 0)
+    return parent.watermarks[stage.uid] - stage.operator.behind
 
 
 def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[Change]:

@@ -25,25 +25,15 @@ from state_ops.keyed.ttl import Expiry, Ttl, expiry_of, forgotten_in, visible
 from state_ops.moments import to_micros
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import Snapshot
-from state_ops.rows.aggregates import Agg
 from state_ops.schema import evolution
 from state_ops.schema.descriptors import LIST, Collection
 from state_ops.schema.key_groups import group_range, key_groups, subtask_of
 from state_ops.schema.state_schema import TOUCHED, StateSchema
 from state_ops.storage.storage import Storage
-from weir.definition import (
-    Calendar,
-    CalendarWindow,
-    FileSource,
-    Pipeline,
-    SessionWindow,
-    Stage,
-    TopN,
-    Window,
-)
+from weir.definition import FileSource, Pipeline, Stage
 from weir.inspection.snapshot_files import opened
-from weir.operators import open_windows, open_windows_schema, remembered
-from weir.operators.compatibility import has_index_of_keys
+from weir.operators import kinds
+from weir.operators.expiring_keys import remembered
 from weir.ownership.local_paths import backend_options
 from weir.settings.configuration import Settings
 
@@ -91,7 +81,7 @@ class View:
     def rows(self, backend: Backend, groups: range) -> Iterator[pa.Table]:
         """Yield the rows of some key groups, from an open snapshot."""
         if self.stage is not None:
-            tables = open_windows(self.stage, self.keys, self.state, backend, groups)
+            tables = self.stage.operator.opened(self.stage, self.keys, self.state, backend, groups)
         else:
             scanned = scan_state(backend, self.state, self.collections, self.keys, groups, self.expiry)
             tables = (remembered(table, self.due) for table in scanned)
@@ -183,8 +173,8 @@ def view_of(
     ttl = _ttl(pipeline, stats, uid, checkpoint, state, collections)
     identity, now = tuple(keys.names), to_micros(checkpoint.epoch_now)
     if stage is not None:
-        schema = open_windows_schema(stage, keys, state)
-        identity += _identity(stage)
+        schema = stage.operator.opened_schema(stage, keys, state)
+        identity += stage.operator.identity
     else:
         schema = _columns(keys, state, collections)
     return View(
@@ -233,35 +223,10 @@ def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema
     if "window" not in stats.names:
         stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)
         return stage if stage is not None and stage.closes else None
-    window_then = stats.window or {}
-    if window_then.get("until") is not None:
-        rule = TopN((), window_then["n"], window_then["ties"], None, window_then["until"], None, 0, None)
-        return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), top_n=rule)
-    listed = [
-        (name, Agg(kind, column, tuple(by[0]) if by else (), share=by[2] if len(by) > 2 else None))
-        for name, kind, column, *by in window_then.get("aggregates", ())
-    ]
-    window: Window | SessionWindow
-    if "size" in window_then:
-        every, offset = window_then.get("every", window_then["size"]), window_then.get("offset", 0)
-        window = Window(window_then["on"], window_then["size"], every, offset, 0, tuple(listed), None)
-    elif "calendar" in window_then:
-        window = CalendarWindow(window_then["on"], 1, 1, 0, 0, tuple(listed), None, Calendar(**window_then["calendar"]))
-    elif "gap" in window_then:
-        window = SessionWindow(
-            window_then["on"], window_then["gap"], 0, tuple(listed), None, window_then.get("included", False)
-        )
-    else:
+    operator = kinds.of_meaning(stats.window)
+    if operator is None or not operator.closes:
         return None
-    return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), window=window)
-
-
-def _identity(stage: Stage) -> tuple[str, ...]:
-    """Return the columns that tell the rows of a key apart."""
-    if stage.top_n is not None:
-        return (str(stage.top_n.until),)
-    # A session that grows keeps its start, unless rows came that are older than it.
-    return ("window_start",) if isinstance(stage.window, SessionWindow) else ("window_start", "window_end")
+    return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), operator=operator)
 
 
 def _due(stats: OperatorStats, checkpoint: Checkpoint, uid: str) -> int | None:
@@ -269,9 +234,10 @@ def _due(stats: OperatorStats, checkpoint: Checkpoint, uid: str) -> int | None:
 
     It is for deduplication and ranks.
     """
-    if stats.window is None or not has_index_of_keys(stats):
+    operator = kinds.of_meaning(stats.window)
+    if operator is None or not operator.indexes_keys:
         return None
-    by_event_time = stats.window.get("on") is not None
+    by_event_time = operator.time_column is not None
     return checkpoint.watermarks.get(uid) if by_event_time else to_micros(checkpoint.epoch_now)
 
 
@@ -290,11 +256,11 @@ def _ttl(
     if not any(TOUCHED in schema.arrow.names for schema in (state, *(declared.schema for declared in collections))):
         return None
     stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)
-    if stage is None or stage.ttl is None:
+    if stage is None or stage.lifetime is None:
         raise WeirError(
             f"What {uid} has forgotten by checkpoint {checkpoint.id} cannot be told: its time to live is not recorded "
             "there, " + ("and the stage is gone." if stage is None else "and today's stage has none."),
             where=f"stage {uid}, checkpoint {checkpoint.id}",
             next="Read it with the pipeline's code of then, which defines the stage with its ttl=.",
         )
-    return stage.ttl
+    return stage.lifetime

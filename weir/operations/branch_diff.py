@@ -35,7 +35,6 @@ from weir.markdown import as_text
 from weir.operations import promotion
 from weir.operations.forks import branched
 from weir.operations.row_diff import KINDS, OURS, SAMPLE, THEIRS, TableDiff, compared_rows
-from weir.operators import clocked_state
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
 from weir.sources.positions import Arrivals
@@ -326,7 +325,8 @@ def _states(
         if uid not in {stage.uid for stage in pipeline.stages}:
             yield StateDiff(uid, None, why="it is no longer in the code")
             continue
-        left_out = clocked_state(pipeline.stage(uid))
+        stage = pipeline.stage(uid)
+        left_out = stage.operator.clocked_state(stage)
         try:
             with (
                 compared(

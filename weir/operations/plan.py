@@ -26,7 +26,7 @@ from state_ops.schema.key_groups import check_parallelism
 from state_ops.storage.storage import Storage
 from weir.code_changes.structure import structure
 from weir.connectors.lookups.lookup_table import NEWEST, Version
-from weir.definition import FileSource, Pipeline, Source, Stage
+from weir.definition import FileSource, Finding, Pipeline, Shapes, Source, Stage, Verdict
 from weir.definition.fingerprint import fingerprint_of_stage
 from weir.epoch.stage_job import cache_sizes
 from weir.epoch.stage_shapes import shapes_of, sinks_of, source_schema
@@ -37,9 +37,8 @@ from weir.execution.spark.spark_executor import SparkExecutor
 from weir.gates import evaluation
 from weir.inspection.state_reader import At, held
 from weir.operations.plan_state import Findings, Sample, StateCheck
-from weir.operators import Shapes
-from weir.operators.compatibility import Finding, Verdict, lookup_findings
-from weir.operators.joins import sides
+from weir.operators import sides
+from weir.operators.compatibility import lookup_findings
 from weir.ownership.lookups import Lookups
 from weir.ownership.ownership import early_id_of
 from weir.ownership.pipeline_storage import open_storage, readers
@@ -387,7 +386,7 @@ class PlanBuilder:
             cache_sizes(self._settings, stage)
         except WeirError as error:
             self.findings.refuse("stage", stage.uid, "cache", error)
-        if stage.lookup is not None:
+        if stage.operator.beside is not None:
             self.findings += lookup_findings(stage, recorded)
         if recorded.has_state and self._state is not None:
             self._state.look_at(stage, fixed, recorded)
@@ -397,7 +396,7 @@ class PlanBuilder:
             self.findings.allow("stage", stage.uid, "stage", "its state is used as it is")
 
     def _shapes(self, stage: Stage, columns: pa.Schema) -> Shapes:
-        with_table = stage if stage.lookup is None else stage.pinned(self._lookups.newest(stage, self._head))
+        with_table = stage if stage.operator.beside is None else stage.pinned(self._lookups.newest(stage, self._head))
         return shapes_of(with_table, columns, *(self._files(lane) or columns for lane in stage.lanes))
 
     def _refused_before(self, stage: Stage) -> str | None:
@@ -434,7 +433,8 @@ class PlanBuilder:
 
     def _look_at_lost_versions(self, stage: Stage, recorded: OperatorStats) -> None:
         """Report rows that wait to be joined with a version of a table that is gone."""
-        if stage.lookup is None:
+        beside = stage.operator.beside
+        if beside is None:
             return
         waited_for = [raw["lookups"][stage.uid] for raw in recorded.waiting if stage.uid in raw.get("lookups", {})]
         for version in {version.same: version for version in map(Version.from_json, waited_for)}.values():
@@ -442,7 +442,7 @@ class PlanBuilder:
             if gone is None:
                 continue
             what = f"rows wait to be joined, and {gone}"
-            if stage.lookup.on_lost == NEWEST:
+            if beside.on_lost == NEWEST:
                 self.findings.allow("stage", stage.uid, "lookup", f"{what}: they are joined with the newest")
             else:
                 self.findings.report(

@@ -27,11 +27,10 @@ from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import snapshots_of
 from state_ops.schema.key_groups import group_range
 from state_ops.storage.storage import Storage
-from weir.definition import Pipeline, Stage
+from weir.definition import Finding, Pipeline, Shapes, Stage, Verdict
 from weir.inspection.snapshot_files import opened
 from weir.inspection.view import View, view_of
-from weir.operators import Shapes, open_windows
-from weir.operators.compatibility import Finding, Fit, Verdict, fit, timers_left
+from weir.operators.compatibility import Fit, fit, timers_left
 from weir.settings.configuration import Settings
 
 _SAMPLE_ROWS = 5_000
@@ -144,7 +143,7 @@ class StateCheck:
         try:
             with self._opened(view, smallest) as (backend, groups):
                 if view.stage is not None:
-                    tables = open_windows(view.stage, view.keys, now.state, backend, groups)
+                    tables = view.stage.operator.opened(view.stage, view.keys, now.state, backend, groups)
                 else:
                     tables = scan_state(backend, now.state, now.collections, view.keys, groups, view.expiry)
                 for table in tables:
@@ -195,7 +194,7 @@ class StateCheck:
 
         The number comes from a sample of the state.
         """
-        assert stage.ttl is not None
+        assert stage.lifetime is not None
         now = to_micros(max(datetime.now(UTC), self._head.epoch_now))
         view, subtasks = self._taken(stage)
         forgotten = view.expiry.before if view.expiry is not None else None
@@ -205,7 +204,7 @@ class StateCheck:
                 for group in groups:
                     before, after = (
                         _entries(backend, fitted.shapes, view.keys, group, Expiry(ttl, now, forgotten))
-                        for ttl in (was, stage.ttl)
+                        for ttl in (was, stage.lifetime)
                     )
                     alive, left = alive + before, left + after
                     if alive >= _SAMPLE_ROWS:

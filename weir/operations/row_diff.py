@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from weir.definition import Pipeline
+from weir.definition.names import START
 from weir.inspection.database import asked, quoted
 from weir.inspection.diff import ADDED, CHANGED, REMOVED, nine_digits
-from weir.operators import clocked_output
-from weir.operators.event_time import START
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -92,7 +91,7 @@ def compared_rows(
         return TableDiff(table, rows, counts, {}, [])
     stage = next((stage for stage in pipeline.stages if table in [sink.name for sink in stage.sinks]), None)
     is_main = stage is not None and stage.sink is not None and stage.sink.name == table
-    clocked = {*(clocked_output(stage) if stage is not None and is_main else ()), *without}
+    clocked = {*(stage.operator.clocked_output(stage) if stage is not None and is_main else ()), *without}
     shared = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
     columns = [name for name in shared if name not in clocked]
     alone, left_out = "; ".join(_columns_alone(first, second)), tuple(name for name in shared if name in clocked)

@@ -29,8 +29,8 @@ from state_ops.schema.descriptors import GROUP, VALUE_STATE
 from state_ops.schema.state_schema import TOUCHED, StateSchema
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
-from weir.operators import index_changes
-from weir.operators.compatibility import has_index_of_keys
+from weir.operators import kinds
+from weir.operators.expiring_keys import index_changes
 from weir.ownership.derived_checkpoint import commit, nothing_before, unchanged
 from weir.ownership.local_paths import backend_options, local_directory, objects
 from weir.ownership.ownership import Ownership
@@ -166,7 +166,8 @@ def _written(
                 for start in range(0, len(chosen), _BATCH_ROWS):
                     some = chosen[start : start + _BATCH_ROWS]
                     keys, fields, there = _frames(target, routed.rows.take(pa.array(some)), routed.groups[some], now)
-                    if has_index_of_keys(target.stats):  # the entry that says when a key expires stands beside its row
+                    # The entry that says when a key expires stands beside its row.
+                    if kinds.indexes_keys(target.stats.window):
                         backend.write(*index_changes(keys, target.keys, rows.get(keys)[0], fields))
                     rows.put(keys, fields, there)
                 rows.barrier()

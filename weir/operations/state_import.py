@@ -147,7 +147,7 @@ def _target(
             sketched=dict(fixed.sketched),
             swept={},
             window=meaning(stage),
-            ttl=asdict(stage.ttl) if stage.ttl else None,
+            ttl=asdict(stage.lifetime) if stage.lifetime else None,
             **changeable(stage),
             timers=False,
             rows_waiting=stats.rows_waiting,

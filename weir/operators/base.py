@@ -1,15 +1,10 @@
-"""The interface of operators, and the facts about an operator that are fixed before its first row.
-
-An operator gets the subtask's batches one by one, then the barrier, and returns tables by output name. It runs on an
-executor, and with nothing changed in `weir.testing`.
-"""
+"""Checks and schemas that operators share."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import numpy as np
 import polars as pl
@@ -19,101 +14,19 @@ from state_ops.arrow import frames
 from state_ops.arrow.types import unknown_to_polars
 from state_ops.counts import agrees, counted
 from state_ops.errors import InputError, PipelineError
-from state_ops.keyed.ttl import stamped
 from state_ops.outputs import MAIN as MAIN
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.distinct_values import collections
 from state_ops.schema.descriptors import Collection
 from state_ops.schema.state_schema import StateSchema
 from weir.definition import LATE as LATE
-from weir.definition import ROW, Stage
+from weir.definition import Stage
 from weir.operators.filtered_rows import check_condition
 
 _FARTHEST = 1 << 62  # microseconds
 _PATTERN = re.compile(r"|\*|\^.*\$", re.DOTALL)
 RENAME = "Rename it in a select before, or in transform=."
 """What to do about a column of the input whose name cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The event time of a stage in this epoch, in microseconds since 1970 UTC.
-
-    For windows by processing time it is that.
-
-    Attributes:
-        before: The watermark after the previous epoch, which judges lateness.
-        now: The watermark that is known for this epoch, which closes windows.
-        drain: Close every window.
-    """
-
-    before: int | None
-    now: int | None
-    drain: bool
-
-
-class Operator(Protocol):
-    """One subtask's operator for one epoch.
-
-    Attributes:
-        rows_late: How many rows were late.
-        rows_deferred: How many of its rows it can only apply once it has seen all of them.
-        closed_upto: The newest end of a window that has closed.
-    """
-
-    rows_late: int
-    rows_deferred: int
-    closed_upto: int | None
-
-    def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """Apply one batch: canonical columns plus the key group; yields (output name, rows)."""
-        ...
-
-    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield what is due once the epoch's rows have all been applied. Once more without rows, it does
-        nothing."""
-        ...
-
-    def pause(self) -> Iterator[tuple[str, pa.Table]]:
-        """Stop after a part of the epoch's rows, the others come in a later one: write to state all that will not be
-        looked at again. Yields rows, those of its input too that it cannot apply yet, as the output
-        `REST`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """The schemas of a stage, fixed before its first row.
-
-    Attributes:
-        keys: The key columns.
-        state: The fields of a key's row.
-        outputs: By output name.
-        collections: Lists and maps.
-        tracked: Beside the columns of its output, the stage hands on where each row comes from, as `ROW`.
-        sketched: By aggregate, the type of the values that a sketch in its state counts: its bytes do not tell it.
-    """
-
-    keys: pa.Schema
-    state: StateSchema
-    outputs: dict[str, pa.Schema]
-    collections: tuple[Collection, ...] = ()
-    tracked: bool = False
-    sketched: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def handed_out(self) -> Shapes:
-        """These schemas with the main output as the operator hands it out."""
-        if not self.tracked:
-            return self
-        main = pa.schema([*self.outputs[MAIN], pa.field(ROW, pa.int64())])
-        return replace(self, outputs={**self.outputs, MAIN: main})
-
-    @property
-    def with_stamps(self) -> Shapes:
-        """These schemas with a time of the last touch in each row, as a stage with a TTL has already."""
-        collections = tuple(replace(collection, schema=stamped(collection.schema)) for collection in self.collections)
-        return replace(self, state=stamped(self.state), collections=collections)
 
 
 def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
@@ -147,10 +60,7 @@ def check_known_to_polars(stage: Stage, rows: pa.Schema) -> None:
     A function that takes pa.Table or a frame of pandas is given any column. Aggregates look at their own columns alone
     and check them themselves.
     """
-    whole = stage.join is not None or stage.top_n is not None or stage.lookup is not None
-    if stage.function is not None and not stage.per_key:
-        whole = frames.is_given_polars(stage.function)
-    for name in rows.names if whole else stage.order_by:
+    for name in stage.operator.given_to_polars(stage, rows):
         type = rows.field(name).type
         if (strange := unknown_to_polars(type)) is not None:
             raise PipelineError(

@@ -9,69 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from state_ops.arrow.types import type_name
 from state_ops.durations import shown
 from state_ops.records.operator_stats import OperatorStats
-from state_ops.rows.aggregates import Agg
 from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution
 from state_ops.schema.descriptors import Collection
 from state_ops.schema.state_schema import TOUCHED, StateSchema
-from weir.definition import (
-    ANTI,
-    SEMI,
-    AsOf,
-    Calendar,
-    CalendarWindow,
-    Pipeline,
-    SessionWindow,
-    Stage,
-)
-from weir.operators import Shapes
+from weir.definition import Finding, Pipeline, Shapes, Stage, Verdict
+from weir.definition.findings import refused
+from weir.operators import kinds, sides
 from weir.operators.functions.timer_use import uses_timers
-from weir.operators.joins import sides
-from weir.operators.joins.join import row_columns
-
-
-class Verdict(StrEnum):
-    """The consequence of a change for the next run.
-
-    MIGRATES: rows are migrated when they are read. LOSES: the run goes on, and state is lost for good. FLAG: the run
-    goes on once a flag says that the change is meant. UNKNOWN: not compared, because a refused change comes first.
-    """
-
-    COMPATIBLE = "compatible"
-    MIGRATES = "migrates"
-    LOSES = "loses state"
-    FLAG = "needs a flag"
-    REFUSED = "refused"
-    UNKNOWN = "not compared"
-
-    @property
-    def stops(self) -> bool:
-        """True if a run would be refused."""
-        return self in (Verdict.FLAG, Verdict.REFUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing about the pipeline.
-
-    Attributes:
-        kind: A stage, a source or a table, with its name.
-        aspect: What of it.
-        next: What to do.
-    """
-
-    kind: str
-    name: str
-    aspect: str
-    verdict: Verdict
-    what: str
-    next: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +54,6 @@ class Fit:
         return [finding for finding in self.findings if finding.verdict is Verdict.LOSES]
 
 
-ANOTHER_UID = "Put the definition back, or give the stage a new uid: it then starts with empty state."
-
-
 def advice(findings: Iterable[Finding]) -> str:
     """Return the advice of findings as one text, without repetition."""
     return " ".join(dict.fromkeys(finding.next for finding in findings if finding.next is not None))
@@ -124,21 +71,21 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
     was_state, retired = evolution.from_record(recorded.schema_history), pipeline.retired
     if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
         fixed = fixed.with_stamps
-    uid, kind = stage.uid, _kind(stage)
+    uid, rules = stage.uid, stage.operator.rules
     collections, of_collections = _collections_fitted(uid, recorded, fixed, retired)
     groups = recorded.max_parallelism, pipeline.max_parallelism
     findings = (
         *_schema_findings(uid, "state", None, was_state, fixed.state, retired),
         *_changed(uid, "key", recorded.keys, stored_keys(fixed), _key_shown, "the key was {}, is {}"),
-        *_changed(uid, kind, recorded.window, meaning(stage), _meaning_shown, f"its {kind} were {{}}, are {{}}"),
+        *_changed(uid, rules, recorded.window, meaning(stage), kinds.shown, f"its {rules} were {{}}, are {{}}"),
         *of_collections,
         *_sketch_findings(uid, recorded.sketched, dict(fixed.sketched)),
         *_changed(uid, "input", ROWS in was_state.arrow.names, ROWS in fixed.state.arrow.names, _rows_shown, _WAS_OF),
         *_changed(uid, "max_parallelism", *groups, str, "max_parallelism was {}, is {}"),
         *_timer_findings(stage, recorded),
         *_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names),
+        *stage.operator.changed(stage, recorded, fixed),
         *_lateness_findings(stage, recorded),
-        *_join_findings(stage, recorded, fixed),
     )
     return Fit(replace(fixed, state=evolution.successor(was_state, fixed.state), collections=collections), findings)
 
@@ -154,18 +101,14 @@ def lookup_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
     """Yield a finding if a lookup has changed. Any change of it is compatible, since a lookup has no state."""
     was, now = recorded.window, meaning(stage)
     if recorded.lookup is not None and was != now:
-        what = f"it looked up {_meaning_shown(was)}, and looks up {_meaning_shown(now)} from the next epoch on"
+        what = f"it looked up {kinds.shown(was)}, and looks up {kinds.shown(now)} from the next epoch on"
         yield Finding("stage", stage.uid, "lookup", Verdict.COMPATIBLE, what)
 
 
 def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], str], what: str) -> Iterator[Finding]:
     """Yield a finding that refuses a change. `what` is its text, with places for both values."""
     if was != now:
-        yield _refused(uid, aspect, what.format(shown(was), shown(now)))
-
-
-def _refused(uid: str, aspect: str, what: str) -> Finding:
-    return Finding("stage", uid, aspect, Verdict.REFUSED, what, ANOTHER_UID)
+        yield refused(uid, aspect, what.format(shown(was), shown(now)))
 
 
 def _sketch_findings(uid: str, was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Finding]:
@@ -211,7 +154,7 @@ def _schema_findings(
     prefix, place = (f"{collection}: ", f"{uid}.{collection}") if collection else ("", uid)
     obstacles = evolution.obstacles_by_field(was, now)
     for problems in obstacles.values():
-        yield from (_refused(uid, aspect, prefix + problem) for problem in problems)
+        yield from (refused(uid, aspect, prefix + problem) for problem in problems)
     mentioned = [f"field {name} " for name in (TOUCHED, *obstacles)]  # a time to live is told as such
     for lost in evolution.gone(was, now):
         yield _lost(uid, aspect, prefix, f"{place}.{lost.path}", lost, retired)
@@ -257,10 +200,10 @@ def _collections_fitted(
     for name, was in stored.items():
         if name not in now:
             findings.append(
-                _refused(uid, was.kind, f"the {was.kind} {name} is gone, and what it holds would stay behind")
+                refused(uid, was.kind, f"the {was.kind} {name} is gone, and what it holds would stay behind")
             )
         elif str(was) != str(now[name]):
-            findings.append(_refused(uid, was.kind, f"{name} was a {was}, is a {now[name]}"))
+            findings.append(refused(uid, was.kind, f"{name} was a {was}, is a {now[name]}"))
     for collection in fixed.collections:
         if collection.name not in stored:
             what = f"the {collection.kind} {collection.name} was added, empty for each key"
@@ -279,7 +222,7 @@ def _ttl_findings(stage: Stage, recorded: OperatorStats, stamped: bool) -> Itera
     Rows without a stamp count as touched when they are first seen. A shorter time to live deletes older rows at once,
     and so does one that comes back. stamped: True if rows tell when they were touched.
     """
-    was, now = recorded.ttl, asdict(stage.ttl) if stage.ttl else None
+    was, now = recorded.ttl, asdict(stage.lifetime) if stage.lifetime else None
     if "ttl" in recorded.names and was != now:
         what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
         if now is not None and (now["micros"] < was["micros"] if was is not None else stamped):
@@ -295,33 +238,6 @@ def _ttl_findings(stage: Stage, recorded: OperatorStats, stamped: bool) -> Itera
             return
         verdict = Verdict.MIGRATES if was is None else Verdict.COMPATIBLE
         yield Finding("stage", stage.uid, "ttl", verdict, what)
-    before, after = recorded.forgets, _forgets(stage)
-    if stage.join is not None and before != after and recorded.sql is not None:  # earlier releases recorded none
-        kept = f"rows were kept for {_or_ever(before)}, are for {_or_ever(after)}"
-        what = f"{kept}: those that are there keep the time that they had"
-        yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
-    forgetting = stage.deduplication or stage.top_n
-    if forgetting is not None and "forgets" in recorded.names and before != after:
-        late = ", and rows that are further than that behind the watermark are late" if stage.on is not None else ""
-        what = (
-            f"keys were forgotten after {_or_never(before)}, are after {_or_never(after)}: those that have been seen "
-            f"keep the time that they had{late if stage.deduplication else ', until another row of theirs comes'}"
-        )
-        yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
-
-
-def _forgets(stage: Stage) -> int | None:
-    """Return the time after which a deduplication, or ranks, forget a key, or a join without bounds its rows."""
-    forgetting = stage.deduplication or stage.top_n or stage.join
-    return forgetting.ttl if forgetting else None
-
-
-def _or_ever(micros: int | None) -> str:
-    return "ever" if micros is None else shown(micros)
-
-
-def _or_never(micros: int | None) -> str:
-    return "no time" if micros is None else shown(micros)
 
 
 def _lifetime(ttl: Mapping[str, Any] | None) -> str:
@@ -338,17 +254,13 @@ def _lateness_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Findin
     was, now = recorded.lateness, _lateness(stage)
     if was is None or now is None or was == now:
         return
-    sooner, longer = (
-        "open windows close that much sooner, and rows for them are late from then on",
-        ("open windows stay open that much longer, and rows for those that have closed stay late"),
-    )
-    if stage.window is None:
-        sooner = "what waits for it waits that much less, and rows that are older are late from then on"
-        longer = "what waits for it waits that much longer, and rows that are older than it stay late"
     if now < was:
-        means = f"with the next rows the watermark comes {shown(was - now)} nearer to the newest one: {sooner}"
+        nearer = f"with the next rows the watermark comes {shown(was - now)} nearer to the newest one"
+        means = f"{nearer}: {stage.operator.sooner}"
     else:
-        means = f"the watermark stays where it is until event time is {shown(now - was)} further: {longer}"
+        means = (
+            f"the watermark stays where it is until event time is {shown(now - was)} further: {stage.operator.longer}"
+        )
     what = f"the lateness was {shown(was)}, is {shown(now)}; {means}"
     yield Finding("stage", stage.uid, "lateness", Verdict.COMPATIBLE, what)
 
@@ -363,84 +275,9 @@ def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
     return {collection.name: collection.to_json() for collection in (fixed.collections if fixed else ())}
 
 
-def _join_findings(stage: Stage, recorded: OperatorStats, fixed: Shapes) -> Iterator[Finding]:
-    """State has the rows of either side, so the two may not change places. A column that comes on the left side takes
-    its name from the right side's, as another suffix does, and what tables have under it would be of both."""
-    if stage.join is None:
-        return
-    yield from _sides_swapped(stage, recorded)
-    if stage.join.how in (SEMI, ANTI):
-        return
-    suffix = stage.join.suffix
-    before_suffix = suffix if recorded.suffix is None else recorded.suffix
-    was, now = [
-        dict(zip(("left", "right"), map(row_columns, collections), strict=False))
-        for collections in ((Collection.from_json(*item) for item in recorded.collections.items()), fixed.collections)
-    ]
-    for name in was.get("right", ()):
-        before = name + before_suffix if name in {*was["left"], *fixed.keys.names} else name
-        after = name + suffix if name in {*now["left"], *fixed.keys.names} else name
-        if name in now["right"] and before != after:
-            what = f"the right side's column {name} was handed out as {before}, and would now be as {after}"
-            next = (
-                f"Rename {name} in the transform of one side, or put suffix= back, so that the right side's is"
-                f" {before} again; or give the stage a new uid: it then starts with empty state."
-            )
-            yield Finding("stage", stage.uid, "columns", Verdict.REFUSED, what, next)
-
-
-def _sides_swapped(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
-    """Yield an input that was the other side: also where both have the same columns, so that nothing else tells."""
-    now, before = sides.inputs_of(stage), sides.places_before(stage, recorded)
-    for place, (left, right) in enumerate((("left", "right"), ("right", "left"))):
-        if before[place] == 1 - place:
-            sql = sides.sql_of(stage.lanes[place]) if now[0] == now[1] else {}
-            with_sql = ", ".join(f"{name}={value!r}" for name, value in sql.items() if value)
-            named = f"{now[place]} ({with_sql})" if with_sql else now[place]
-            what = f"{named} was the {right} side, and is the {left} one, while state has rows of each side"
-            yield _refused(stage.uid, "inputs", what)
-
-
 def meaning(stage: Stage) -> dict[str, Any] | None:
-    """Return the meaning of an operator's stored state.
-
-    State of another meaning, such as another window size or aggregate, must not be merged into it.
-    """
-    if stage.aggregation is not None:
-        return {"aggregates": _listed(stage.aggregation.aggregates)}
-    if stage.deduplication is not None:
-        return {"on": stage.deduplication.on}  # each key's state says when it ends: another ttl holds for new ones
-    if stage.top_n is not None:
-        rule = stage.top_n
-        return {"until": rule.until, "by": [list(pair) for pair in rule.by], "n": rule.n, "ties": rule.ties}
-    if stage.join is not None:  # a row says itself when it goes: another ttl holds for new ones
-        join = stage.join
-        if isinstance(join, AsOf):
-            return {"how": join.how, "tolerance": join.tolerance, "times": join.times and list(join.times)}
-        return {"how": join.how, "lower": join.lower, "upper": join.upper, "times": join.times and list(join.times)}
-    if stage.lookup is not None:
-        lookup = stage.lookup
-        columns = lookup.columns and list(lookup.columns)
-        return {"table": lookup.table, "on": [list(pair) for pair in lookup.on], "how": lookup.how, "columns": columns}
-    if stage.window is None:
-        return None
-    common = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
-    if isinstance(stage.window, SessionWindow):
-        return {**common, "gap": stage.window.gap, **({"included": True} if stage.window.included else {})}
-    if isinstance(stage.window, CalendarWindow):
-        return {**common, "calendar": asdict(stage.window.calendar)}
-    shape = {"every": stage.window.every, "offset": stage.window.offset}
-    usual = {"every": stage.window.size, "offset": 0}
-    return {**common, "size": stage.window.size, **(shape if shape != usual else {})}
-
-
-def has_index_of_keys(recorded: OperatorStats) -> bool:
-    """Return whether the recorded state of a stage has an index of its keys by the moment at which they are forgotten.
-
-    The state of a deduplication has one, and so has that of ranks that are never final.
-    """
-    meaning = recorded.window or {}
-    return set(meaning) == {"on"} or ("until" in meaning and meaning["until"] is None)
+    """Return the meaning of a stage's stored state, as its checkpoints record it."""
+    return stage.operator.meaning()
 
 
 def changeable(stage: Stage) -> dict[str, Any]:
@@ -459,8 +296,8 @@ def changeable(stage: Stage) -> dict[str, Any]:
     return {
         "on_timer": stage.on_timer is not None,
         "lateness": _lateness(stage),
-        "forgets": _forgets(stage),
-        "suffix": stage.join.suffix if stage.join else None,
+        "forgets": stage.operator.forgets,
+        "suffix": stage.operator.suffix,
         "inputs": sides.inputs_of(stage),
         "sql": [sides.sql_of(lane) for lane in stage.lanes],
         "upserted": {sink.name: list(key) for sink in stage.sinks if (key := sink.capabilities.newest_of)},
@@ -469,80 +306,8 @@ def changeable(stage: Stage) -> dict[str, Any]:
 
 def _lateness(stage: Stage) -> int | None:
     """Return the microseconds that the stage's watermark stays behind, or None if it goes by none."""
-    return stage.lateness if stage.closes or stage.join else None
-
-
-def _kind(stage: Stage) -> str:
-    if stage.top_n:
-        return "rules of what comes first"
-    if stage.join:
-        return "rules of what is joined"
-    return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
+    return stage.lateness if stage.operator.goes_by_watermark else None
 
 
 def _key_shown(keys: Iterable[Sequence[str]]) -> str:
     return ", ".join(f"{name} ({type})" for name, type in keys)
-
-
-def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
-    """Return the result of `meaning` as a text for people."""
-    if meaning is None:
-        return "none"
-    if "table" in meaning:
-        on = " and ".join(name if name == theirs else f"{name} = {theirs}" for name, theirs in meaning["on"])
-        columns = "" if meaning["columns"] is None else f" {', '.join(meaning['columns'])}"
-        return f"({meaning['how']}){columns} in {meaning['table']} by {on}"
-    if "tolerance" in meaning:
-        tolerance = meaning["tolerance"]
-        return f"{meaning['how']}, as of" + (f", at most {shown(tolerance)} before" if tolerance is not None else "")
-    if "how" in meaning:
-        if meaning["lower"] is None:
-            return f"{meaning['how']}, at any time"
-        return f"{meaning['how']}, from {shown(meaning['lower'])} to {shown(meaning['upper'])} later"
-    if "ties" in meaning:
-        by = ", ".join(f"{name} descending" if largest else name for name, largest in meaning["by"])
-        final = f", final at {meaning['until']}" if meaning["until"] else ""
-        return f"the first {meaning['n']} by {by}{' with ties' if meaning['ties'] else ''}{final}"
-    aggregates = ", ".join(_aggregate_shown(*aggregate) for aggregate in meaning.get("aggregates", ()))
-    if "size" in meaning:
-        every = f" every {shown(meaning['every'])}" if meaning.get("every", meaning["size"]) != meaning["size"] else ""
-        offset = f" shifted by {shown(meaning['offset'])}" if meaning.get("offset") else ""
-        return f"{shown(meaning['size'])}{every}{offset} by {meaning['on'] or 'processing time'} with {aggregates}"
-    if "calendar" in meaning:
-        return f"{Calendar(**meaning['calendar'])} by {meaning['on'] or 'processing time'} with {aggregates}"
-    if "gap" in meaning:
-        by = meaning["on"] or "processing time"
-        included = " included" if meaning.get("included") else ""
-        return f"sessions with a gap of {shown(meaning['gap'])}{included} by {by} with {aggregates}"
-    if "aggregates" in meaning:
-        return aggregates
-    return f"the key, by event time in {meaning['on']}" if meaning.get("on") else "the key, by the time of arrival"
-
-
-def _aggregate_shown(
-    name: str,
-    kind: str,
-    column: str | None,
-    order_by: Sequence[str] = (),
-    where: str | None = None,
-    share: float | None = None,
-) -> str:
-    by = f" by {', '.join(order_by)}" if order_by else ""
-    condition = f" where {where}" if where else ""
-    return f"{name} = {kind}({column or ''}{'' if share is None else f', {share}'}{by}){condition}"
-
-
-def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
-    return [[name, agg.kind, agg.column, *_rules(agg)] for name, agg in aggregates]
-
-
-def _rules(agg: Agg) -> list[Any]:
-    """Return an aggregate's options beside its column, as far as it has any: order, condition, share."""
-    if agg.share is not None:
-        return [list(agg.order_by), agg.where, agg.share]
-    if agg.where is not None:
-        return [list(agg.order_by), agg.where]
-    return [list(agg.order_by)] if agg.order_by else []
-
-
-# -- all stages and sources

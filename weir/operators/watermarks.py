@@ -41,12 +41,12 @@ def handed_on(stage: Stage, before: int | None, after: int | None, drain: bool) 
     yet: what they hand out in the next epoch must not be late there.
     """
     watermark = before if holds_back(stage) and not drain else after
-    return watermark if watermark is None or stage.join is None else max(watermark - stage.join.behind, _LOWEST)
+    return watermark if watermark is None else max(watermark - stage.operator.behind, _LOWEST)
 
 
 def holds_back(stage: Stage) -> bool:
     """Return whether rows of earlier event times leave the stage's state only when the watermark has passed them."""
-    return stage.closes or stage.on_timer is not None or stage.join is not None
+    return stage.operator.goes_by_watermark or stage.on_timer is not None
 
 
 def time_matters(stage: Stage, stages: Sequence[Stage]) -> bool:
@@ -59,8 +59,7 @@ def acts_on_rows_alone(stage: Stage) -> bool:
 
     Time that passes then neither changes its state nor lets it hand out rows.
     """
-    by_time = stage.on_timer is not None or stage.ttl is not None
-    return not stage.has_state or stage.aggregation is not None or (stage.function is not None and not by_time)
+    return not stage.has_state or stage.operator.acts_on_rows_alone
 
 
 def after_job(

@@ -15,10 +15,9 @@ from state_ops.checkpoints.reader_holds import Watcher
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage.storage import Storage
-from weir.definition import Pipeline, Stage
+from weir.definition import Pipeline, Shapes, Stage
 from weir.definition.fingerprint import fingerprint_of_stage
 from weir.execution.executor import Executor
-from weir.operators import Shapes
 from weir.ownership.lookups import Lookups
 from weir.settings.configuration import Settings
 from weir.sinks.opening import Sinks

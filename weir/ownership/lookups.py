@@ -14,7 +14,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import InputError, LostError
 from state_ops.logs import Logger
 from weir.connectors.lookups.lookup_table import NEWEST, LookupTable, Pinned, Version
-from weir.definition import Lookup, Pipeline, Stage
+from weir.definition import Pipeline, Stage, TableBeside
 from weir.settings.configuration import Settings
 
 log = Logger("weir.lookup")
@@ -25,7 +25,7 @@ class Lookups:
 
     def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
         self._most_bytes = settings.state.lookup_mb << 20
-        self._stages = {stage.uid: stage.lookup for stage in pipeline.stages if stage.lookup is not None}
+        self._stages = {stage.uid: beside for stage in pipeline.stages if (beside := stage.operator.beside) is not None}
         self._resolve = partial(settings.resolve, pipeline.name)
         self._places: dict[str, str] = {}
         self._s3 = settings.storage.s3
@@ -44,18 +44,16 @@ class Lookups:
         """
         newest: dict[str, Version] = {}
         planned = self._stages if uids is None else {uid: self._stages[uid] for uid in uids}
-        for uid, lookup in planned.items():
+        for uid, beside in planned.items():
             table = self._table(uid)
             version = newest[table.uri] if table.uri in newest else table.newest()
             newest[table.uri] = version
-            self._chosen[uid] = table.chosen(
-                version, lookup.table_keys, lookup.columns, self._before(uid, lookup, head)
-            )
+            self._chosen[uid] = table.chosen(version, beside.keys, beside.columns, self._before(uid, beside, head))
         return {uid: self._chosen[uid] for uid in planned}
 
-    def _before(self, uid: str, lookup: Lookup, head: Checkpoint | None) -> Version | None:
+    def _before(self, uid: str, beside: TableBeside, head: Checkpoint | None) -> Version | None:
         """Return the version of the same table that a stage joined before, or None."""
-        return self._chosen[uid] if uid in self._chosen else _planned(uid, lookup, head)
+        return self._chosen[uid] if uid in self._chosen else _planned(uid, beside, head)
 
     def again(self, epoch: Checkpoint, head: Checkpoint | None) -> dict[str, Version]:
         """Return by stage the version that an epoch was planned with; the newest where the lookup or its table is new
@@ -67,7 +65,7 @@ class Lookups:
         Raises:
             InputError: A version of then is gone, or a table of now cannot be read.
         """
-        then = {uid: _planned(uid, lookup, epoch) for uid, lookup in self._stages.items()}
+        then = {uid: _planned(uid, beside, epoch) for uid, beside in self._stages.items()}
         versions = {uid: version for uid, version in then.items() if version is not None}
         if (gone := self.gone(versions)) is not None:
             raise InputError(
@@ -90,14 +88,13 @@ class Lookups:
         Raises:
             LostError: It is gone, and the stage does not say on_lost="newest".
         """
-        assert stage.lookup is not None, "the stage has a table"
         table = self._table(stage.uid)
         if waiting is None or waiting.same == planned.same:
             return Pinned(table, waiting or planned, True, self._most_bytes)
         gone = table.missing(waiting)
         if gone is None:
             return Pinned(table, waiting, False, self._most_bytes)
-        if stage.lookup.on_lost != NEWEST:
+        if self._stages[stage.uid].on_lost != NEWEST:
             raise LostError(
                 f"Rows of {stage.uid} wait to be joined with {waiting}, which is gone: {gone}.",
                 where=f"lookup {stage.uid}, {table.uri}",
@@ -118,7 +115,7 @@ class Lookups:
         self._places[uid] = uri
 
     def _table(self, uid: str) -> LookupTable:
-        uri = self._places.get(uid) or self._resolve(self._stages[uid].table)
+        uri = self._places.get(uid) or self._resolve(self._stages[uid].place)
         if uri not in self._tables:
             self._tables[uri] = LookupTable(uri, f"lookup {uid}", self._s3)
         return self._tables[uri]
@@ -130,8 +127,8 @@ def recorded(head: Checkpoint) -> dict[str, Version]:
     return {uid: Version.from_json(raw) for uid, raw in lookups.items() if raw is not None}
 
 
-def _planned(uid: str, lookup: Lookup, checkpoint: Checkpoint | None) -> Version | None:
+def _planned(uid: str, beside: TableBeside, checkpoint: Checkpoint | None) -> Version | None:
     """Return the version that a stage's rows were joined with; None: it had no lookup, or one in another table."""
     recorded = stats_of(checkpoint, uid)
-    is_same = recorded.lookup is not None and (recorded.window or {}).get("table") == lookup.table
+    is_same = recorded.lookup is not None and (recorded.window or {}).get("table") == beside.place
     return Version.from_json(recorded.lookup) if is_same and recorded.lookup else None

@@ -17,10 +17,9 @@ from state_ops.errors import ConfigurationError, WeirError
 from state_ops.moments import from_micros
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch
-from weir.definition import LATE, LATE_TIME, ROW, Pipeline, Stage, input_name
+from weir.definition import LATE, ROW, Pipeline, Stage, input_name
 from weir.inspection.state_reader import chain
 from weir.inspection.view import parsed
-from weir.operators.joins.join import LATE_SIDE
 from weir.ownership.pipeline_storage import open_storage
 from weir.replay.comparison import canonical_text
 from weir.replay.phases import Saying, silent
@@ -254,14 +253,11 @@ class _Facts:
     def _as_it_came(self) -> dict[str, Any]:
         """Return a late row in the columns of the input that it came from, of which a join has two."""
         values, stage = self._row.values, self._stage
-        if stage.join is None:
+        came = stage.operator.as_it_came(stage, values)
+        if came is None:
             return values
-        lane, suffix = stage.sides[values[LATE_SIDE] == "right"], stage.join.suffix
-        of_side = {name: value for name, value in values.items() if name not in (*stage.key, LATE_SIDE, LATE_TIME)}
-        if lane is stage.sides[1]:
-            of_side |= {name.removesuffix(suffix): of_side[name] for name in of_side if name.endswith(suffix)}
-        keys = {theirs: values[name] for name, theirs in zip(stage.key, lane.key, strict=True)}
-        return {**of_side, **keys, INPUT: input_name(lane)}
+        side, row = came
+        return {**row, INPUT: input_name(stage.lanes[side])}
 
     def _key(self) -> list[Any] | None:
         """Return the row's key, by its columns."""
@@ -294,11 +290,9 @@ class _Facts:
         return None
 
     def _bounds(self) -> Bounds | None:
-        """Return the window's bounds, of a row that has them."""
-        values, on = self._row.values, self._stage.on
-        if self._stage.window is None or on is None or values.get(_START) is None or values.get(_END) is None:
-            return None
-        return Bounds(on, values[_START], values[_END])
+        """Return the bounds in event time of the input rows that made the row, if it tells them."""
+        span = self._stage.operator.span(self._row.values)
+        return None if span is None else Bounds(*span)
 
     def _of_replay(self, seen: Played) -> None:
         if seen.code_changed:
@@ -334,7 +328,7 @@ class _Facts:
         came = f"came in {epochs}" if numbers else "came in epochs that can be played again"
         within = " within the window" if self._bounds() is not None else ""
         within = " and all its values" if self._output == LATE else within
-        of = "of both sides " if self._stage.join is not None else ""
+        of = "of both sides " if len(self._stage.sides) == 2 else ""
         whole = "these are all" if traced.is_whole else "there may be more"
         is_known = traced.is_whole and self._stage.function is None
         self._say(

@@ -23,7 +23,7 @@ from weir.definition.made_columns import has_all
 from weir.execution import direct_read
 from weir.execution.executor import Channel, Deadline, Landed, Several
 from weir.execution.in_process import InMemoryExecutor, filtered, routed
-from weir.operators.joins import sides
+from weir.operators import sides
 from weir.task import run_task
 from weir.task.run_task import KeyedTask
 
@@ -125,9 +125,7 @@ class Recording(InMemoryExecutor):
         """Return the stage with what stops in its functions, or looks at their errors."""
         if stage.uid not in self.wrap or stage.function is None:
             return stage
-        wrap = self.wrap[stage.uid]
-        on_timer = None if stage.on_timer is None else functools.wraps(stage.on_timer)(wrap(stage.on_timer))
-        return replace(stage, function=functools.wraps(stage.function)(wrap(stage.function)), on_timer=on_timer)
+        return replace(stage, operator=stage.operator.wrapped(self.wrap[stage.uid]))
 
 
 class _Origins:

@@ -82,7 +82,7 @@ def _concerns(stage: Stage, key: Sequence[pa.Array] | None, given: Any) -> bool:
     """Return whether a call is about the key. given: the key of a function per key, else a frame."""
     if key is None:
         return True
-    if stage.per_key:
+    if stage.operator.per_key:
         values = tuple(column[0].as_py() for column in key)
         return bool(given == (values if len(values) > 1 else values[0]))
     return bool(of_key(frames.arrow(given), stage.key, key).num_rows)

@@ -60,20 +60,11 @@ from state_ops.snapshots.object_cache import ObjectCache
 from state_ops.snapshots.sweep import sweep
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
-from weir.definition import POSITIONS, Epoch, FileSource, Source, Stage
+from weir.definition import POSITIONS, Epoch, FileSource, Operator, Progress, Shapes, Source, Stage, Subtask
 from weir.definition.made_columns import before
-from weir.operators import (
-    FunctionOperator,
-    Operator,
-    Progress,
-    Shapes,
-    build,
-    event_time_of,
-    stateless,
-)
+from weir.operators import sides
+from weir.operators.base import event_time_of
 from weir.operators.compatibility import timers_left
-from weir.operators.event_time import EventTimeOperator
-from weir.operators.joins import sides
 from weir.task.async_snapshot import AsyncSnapshot
 from weir.task.attempt_cache import Caching
 from weir.task.refusals import Target
@@ -200,7 +191,8 @@ def _run_stateless(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.Recor
     sweep(attempt, task.keep, task.stages, task.parallelism)
     clock = time.perf_counter()
     attempt.directory.mkdir(parents=True, exist_ok=True)
-    operator = stateless(task.stage, task.shapes, _epoch(task, attempt))
+    stage, shapes = task.stage, task.shapes.handed_out
+    operator = stage.operator.build(Subtask(stage, shapes, _epoch(task, attempt), task.progress))
     staged = StagedOutput(attempt, task.tables, task.channels, task.shapes.tracked)
     with _closed(staged):
         _apply(task, operator, batches, staged, counters)
@@ -275,19 +267,21 @@ def _operator(task: KeyedTask, attempt: Attempt, backend: Backend, caching: Cach
         left = timers_left(task.stage.uid)
         where = _where(task, attempt.subtask)
         raise PipelineError(f"{left.what.capitalize()}.", where=where, next=left.next)
-    return build(
-        task.stage,
-        task.shapes,
-        backend,
-        _epoch(task, attempt),
-        task.progress,
-        groups,
-        task.max_parallelism,
-        task.swept.get(attempt.subtask),
-        caching.open,
-        Residence(source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None),
-        task.epoch,
-        task.forgotten,
+    return task.stage.operator.build(
+        Subtask(
+            task.stage,
+            task.shapes.handed_out,
+            _epoch(task, attempt),
+            task.progress,
+            groups,
+            task.max_parallelism,
+            backend,
+            task.swept.get(attempt.subtask),
+            caching.open,
+            Residence(source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None),
+            task.epoch,
+            task.forgotten,
+        )
     )
 
 
@@ -434,11 +428,11 @@ def _ack(
         newest_by_side=tuple(counters.newest_by_side),
         rows_beside={output: rows for output, rows in handed_out.items() if output != MAIN},
         closed_upto=operator.closed_upto,
-        swept=operator.swept if isinstance(operator, FunctionOperator) else None,
-        due=operator.due if isinstance(operator, FunctionOperator | EventTimeOperator) else None,
+        swept=operator.swept,
+        due=operator.due,
         ms=counters.ms,
         entries=counters.entries,
-        timers=operator.has_timers if isinstance(operator, FunctionOperator) else None,
+        timers=operator.has_timers,
         pending_upload=handed,
     )
 
@@ -520,7 +514,7 @@ def _note_newest_by_side(stage: Stage, rows: pa.Table, counters: _Counters) -> N
 
 
 def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> pa.Table:
-    for name in task.stage.key if task.stage.lookup is None else ():  # it finds nothing for them
+    for name in () if task.stage.operator.keeps_null_keys else task.stage.key:
         missing = rows.column(name).null_count
         if not missing:
             continue

@@ -15,8 +15,8 @@ it. Three parts of a stage need more than that:
 - `transform` is not applied: give `run` rows as the transform returns them. A pipeline with one needs Spark.
 - Gates are not evaluated.
 
-`SourceContract` and `SinkContract` are the tests that every source and sink must pass, to be subclassed:
-docs/how-to/connectors.md.
+`SourceContract`, `SinkContract` and `OperatorContract` are the tests that every source, sink and operator must pass, to
+be subclassed: docs/how-to/connectors.md, docs/how-to/operators.md.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import pyarrow as pa
 from state_ops.schema.state_class import State
 from weir.definition import MAX_PARALLELISM, Pipeline, Stage
 from weir.testing.epochs import Epochs
+from weir.testing.operator_contract import OperatorContract, OperatorSystem
 from weir.testing.rows import Rows, Schema
 from weir.testing.sink_contract import SinkContract, SinkSystem
 from weir.testing.slicing import assert_slicing_does_not_matter
@@ -37,6 +38,8 @@ from weir.testing.source_contract import SourceContract, SourceSystem
 from weir.testing.stage_run import PipelineRun, StageRun
 
 __all__ = [
+    "OperatorContract",
+    "OperatorSystem",
     "PipelineRun",
     "Rows",
     "SinkContract",

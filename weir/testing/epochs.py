@@ -34,13 +34,12 @@ from state_ops.schema.state_class import State
 from state_ops.snapshots import stage_upload
 from weir.connectors.lookups.lookup_table import Version
 from weir.connectors.sink import Sink, ValueRules
-from weir.definition import AT_LEAST_ONCE, EXACTLY_ONCE, MAIN, Pipeline, Source, Stage, sources_of
+from weir.definition import AT_LEAST_ONCE, EXACTLY_ONCE, LATE, MAIN, Pipeline, Source, Stage, sources_of
 from weir.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from weir.epoch.stage_input import known_watermark
 from weir.epoch.stage_job import applied_alone
 from weir.execution.executor import Channel, Deadline, Landed, Several
 from weir.execution.in_process import InMemoryExecutor
-from weir.operators import LATE
 from weir.ownership.context import RunContext
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
@@ -121,7 +120,7 @@ class Epochs:
     def put(self, tables: Mapping[str, Rows]) -> None:
         """Write the tables of lookups anew, by stage, each as a new version."""
         for uid, rows in tables.items():
-            lookups = [stage.uid for stage in self.context.pipeline.stages if stage.lookup is not None]
+            lookups = [stage.uid for stage in self.context.pipeline.stages if stage.operator.beside is not None]
             if uid not in lookups:
                 raise ValueError(f"{uid!r} is no lookup of {self.context.pipeline.name}; {lookups} are")
             place = f"{self.context.settings.storage.root}/lookups/{uid}"
@@ -179,7 +178,7 @@ class Epochs:
         try:
             return self.context.lookups.plan(None)
         except WeirError as error:
-            lookups = {stage.uid for stage in self.context.pipeline.stages if stage.lookup is not None}
+            lookups = {stage.uid for stage in self.context.pipeline.stages if stage.operator.beside is not None}
             if lookups - self._given:  # they were looked for where production has them
                 error.next = "Give the test its rows: testing.run(..., table=[...]), of a pipeline tables={uid: [...]}."
             raise

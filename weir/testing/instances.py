@@ -17,8 +17,9 @@ from state_ops.keyed.ttl import Expiry, visible
 from state_ops.records.snapshot_files import Snapshot, snapshots_of
 from state_ops.schema.descriptors import LIST, Collection
 from state_ops.schema.state_class import State
+from weir.definition import Shapes
 from weir.execution.in_process import routed
-from weir.operators import Shapes
+from weir.operators.functions import Function
 from weir.task import run_task
 from weir.task.run_task import KeyedTask
 
@@ -44,7 +45,9 @@ def snapshots(task: KeyedTask, states: Mapping[Any, State]) -> dict[int, Snapsho
                 else:
                     collection[element] = elements[element]
 
-    stage = replace(task.stage, function=put, per_key=True, on_timer=None, gates=())
+    stage = replace(
+        task.stage, operator=Function(put, task.stage.state, ttl=task.stage.lifetime, per_key=True), gates=()
+    )
     keys = [key if isinstance(key, tuple) else (key,) for key in states]
     columns = [pa.array([key[number] for key in keys], field.type) for number, field in enumerate(task.shapes.keys)]
     rows = pa.table([*columns, range(len(keys))], names=[*task.shapes.keys.names, _NUMBER])

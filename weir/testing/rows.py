@@ -11,7 +11,7 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
 from weir.definition import Source, Stage
-from weir.operators import event_time_of
+from weir.operators.base import event_time_of
 from weir.sources.slices import Slice, SourceFile
 
 Rows = Any

@@ -22,17 +22,8 @@ from state_ops.errors import PipelineError
 from state_ops.rows.sketches import DISTINCT, QUANTILE
 from state_ops.schema.state_class import State
 from weir.connectors.delta.change_feed import CHANGE_TYPE, TAKEN_BACK
-from weir.definition import (
-    MAX_PARALLELISM,
-    AsOf,
-    Pipeline,
-    Source,
-    Stage,
-    is_clocked,
-    sources_of,
-)
+from weir.definition import LATE, MAIN, MAX_PARALLELISM, Pipeline, Source, Stage, is_clocked, sources_of
 from weir.execution.row_order import ordered
-from weir.operators import EPOCH, LATE, MAIN, clocked_output
 from weir.testing.epochs import FIRST_NOW, Epochs, columns_of
 from weir.testing.rows import Rows, Schema, table_of
 from weir.testing.stage_run import StageRun, stacked
@@ -140,8 +131,7 @@ def assert_slicing_does_not_matter(
 
 def _goes_by_epochs(stage: Stage) -> bool:
     """Return whether a stage's output depends on how its input is cut, as its author has said."""
-    by_epoch = isinstance(stage.join, AsOf) and not stage.join.wait
-    return by_epoch or is_clocked(stage) or any(map(_goes_by_epochs, stage.stages_before))
+    return stage.operator.goes_by_epochs or is_clocked(stage) or any(map(_goes_by_epochs, stage.stages_before))
 
 
 def _refuse_clocked(target: Stage | Pipeline) -> None:
@@ -215,9 +205,8 @@ def _player(
         for name, (run, output) in outputs.items():
             if output != LATE and frames[name].width:
                 frames[name] = _final(run, frames[name])
-        # A join numbers the rows that it keeps as they come.
         kept = [run for run in runs if not _goes_by_epochs(run.stage)]
-        compared = [run for run in kept if not run.stage.closes and run.stage.join is None]
+        compared = [run for run in kept if not (run.stage.closes or run.stage.operator.is_arrival_in_state)]
         states = {run.stage.uid: dict(run.state) for run in compared}
         sketches = {run.stage.uid: _sketches(run.stage, DISTINCT, QUANTILE) for run in compared}
         epochs.close()
@@ -236,12 +225,13 @@ def _final(run: StageRun, rows: pl.DataFrame) -> pl.DataFrame:
     rows = rows.drop(_sketches(stage, QUANTILE), strict=False)
     if CHANGE_TYPE in rows.columns:
         sign = pl.when(pl.col(CHANGE_TYPE).is_in(TAKEN_BACK)).then(-1).otherwise(1)
-        columns = [name for name in rows.columns if name not in (CHANGE_TYPE, *clocked_output(stage))]
+        columns = [name for name in rows.columns if name not in (CHANGE_TYPE, *stage.operator.clocked_output(stage))]
         # With how often each row is left: never less than once where the changes are right.
         return rows.group_by(columns).agg(sign.sum().alias(CHANGE_TYPE)).filter(pl.col(CHANGE_TYPE) != 0)
-    if stage.aggregation is None:
+    newest_by = stage.operator.newest_by
+    if newest_by is None:
         return rows
-    newest = rows.sort(EPOCH).unique(list(stage.key), keep="last", maintain_order=True).drop(EPOCH)
+    newest = rows.sort(newest_by).unique(list(stage.key), keep="last", maintain_order=True).drop(newest_by)
     keys = {key if isinstance(key, tuple) else (key,) for key in run.state}
     return newest.filter(pl.Series([row in keys for row in newest.select(stage.key).iter_rows()], dtype=pl.Boolean))
 
@@ -251,8 +241,7 @@ def _sketches(stage: Stage, *kinds: str) -> tuple[str, ...]:
 
     The bytes of a sketch depend on the order in which values came.
     """
-    operator = stage.aggregation or stage.window
-    return tuple(name for name, agg in (() if operator is None else operator.aggregates) if agg.kind in kinds)
+    return tuple(name for name, agg in stage.operator.aggregates if agg.kind in kinds)
 
 
 def _outputs(target: Stage | Pipeline, stage: Stage) -> dict[str, str]:

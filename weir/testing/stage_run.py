@@ -23,10 +23,9 @@ from state_ops.schema.descriptors import Collection
 from state_ops.schema.key_groups import group_range
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
-from weir.definition import Pipeline, Stage
+from weir.definition import LATE, MAIN, Pipeline, Shapes, Stage
 from weir.execution.executor import staged_table
 from weir.inspection.snapshot_files import opened
-from weir.operators import LATE, MAIN, Shapes, open_windows, open_windows_schema
 from weir.ownership.local_paths import backend_options
 from weir.testing import instances
 from weir.testing.epochs import Epochs
@@ -128,10 +127,10 @@ class StageRun:
             return pl.DataFrame()
         tables: list[pa.Table] = []
         for groups, backend in self.backends():
-            tables += open_windows(self.stage, shapes.keys, shapes.state, backend, groups)
-        if self.stage.top_n is not None:
-            return _frame(tables, open_windows_schema(self.stage, shapes.keys, shapes.state))
-        return _frame([table.cast(shapes.outputs[MAIN]) for table in tables], shapes.outputs[MAIN])
+            tables += self.stage.operator.opened(self.stage, shapes.keys, shapes.state, backend, groups)
+        if self.stage.operator.is_opened_as_output:
+            return _frame([table.cast(shapes.outputs[MAIN]) for table in tables], shapes.outputs[MAIN])
+        return _frame(tables, self.stage.operator.opened_schema(self.stage, shapes.keys, shapes.state))
 
     @property
     def late(self) -> pl.DataFrame:
@@ -208,7 +207,7 @@ class StageRun:
             assert self.epochs.newest is not None, "it has acks"
             cls = self.stage.state or _class_of(self.stage.uid, shapes.state, shapes.collections)
             forgotten = self.epochs.progress[self.stage.uid].forgotten
-            expiry = expiry_of(shapes.state, self.stage.ttl, to_micros(self.epochs.newest.now), forgotten)
+            expiry = expiry_of(shapes.state, self.stage.lifetime, to_micros(self.epochs.newest.now), forgotten)
             states: dict[Any, State] = {}
             for groups, backend in self.backends():
                 states.update(instances.read(backend, shapes, groups, cls, expiry))

@@ -36,8 +36,9 @@ from tests.recovery.harness import Site
 from tests.state_ops.snapshots.test_snapshot import Subtask, entries
 from tests.tools.sampling import sampled
 from weir import Epoch, State, ValueState, files, stage
+from weir.definition import Progress
 from weir.execution.in_process import InMemoryExecutor, routed
-from weir.operators import Progress, shapes
+from weir.operators.shapes import shapes
 from weir.run.run import RunOptions, run
 from weir.task import run_task
 from weir.task.run_task import KeyedTask

@@ -34,7 +34,7 @@ def prints(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
     return small.accounts.function(rows, state, epoch)
 
 
-pipeline = Pipeline("small", (replace(small.accounts, function=prints),), max_parallelism=8)
+pipeline = Pipeline("small", (changed(small.accounts, function=prints),), max_parallelism=8)
 """
 CALLS = ["debug small --epoch 2 --json", "ci small --in-process --json", "ci small --in-process"]
 IMPORTS = [

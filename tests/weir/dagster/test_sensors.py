@@ -26,6 +26,7 @@ from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, InputError, MissingError, VanishedError
 from tests.recovery.small import Bank, until
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from tests.weir.dagster.without_spark import House
 from tests.weir.sources import test_parts as clicks
 from weir import expect
@@ -138,7 +139,7 @@ def test_a_run_that_ended_well_is_not_marked_as_answered(house):
 
 def test_a_failure_that_only_a_person_can_mend_is_said_and_left(house):
     (stage,) = house.pipeline.stages
-    broken = house.with_pipeline(stages=(replace(stage, function=_raises),))
+    broken = house.with_pipeline(stages=(altered(stage, function=_raises),))
     broken.bank.land(4)
     run = failed_run(broken, raises=ValueError())
     message = answer(broken, run).skip_message
@@ -548,7 +549,7 @@ def test_why_a_run_failed_is_said_even_if_it_cannot_be_shown(house, monkeypatch)
 
     monkeypatch.setattr(checks, "failed", locked)
     (stage,) = house.pipeline.stages
-    broken = house.with_pipeline(stages=(replace(stage, function=_raises),))
+    broken = house.with_pipeline(stages=(altered(stage, function=_raises),))
     broken.bank.land(4)
     result = broken.execute("small_job")
     (event,) = [event for event in result.all_events if event.is_step_failure]

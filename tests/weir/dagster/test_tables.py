@@ -18,6 +18,7 @@ from dagster._core.test_utils import freeze_time
 from dagster._daemon.freshness import FreshnessDaemon
 
 from state_ops.coordination import lease, requests
+from tests.tools.stages import altered
 from tests.weir.dagster.without_spark import House
 from weir import Epoch, State, ValueState, agg, delta, expect
 from weir.execution.in_process import InMemoryExecutor
@@ -69,7 +70,7 @@ def test_a_table_of_rows_set_aside_is_materialized_once_it_has_had_a_row(house):
     aside = dg.AssetKey(["small", "tables", "accounts_quarantine"])
     gate = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=8, on_failure="quarantine",
                   quarantine_at_most=1.0)  # fmt: skip
-    house = house.with_pipeline(stages=(replace(house.pipeline.stages[0], function=hands_on, gates=(gate,)),))
+    house = house.with_pipeline(stages=(altered(house.pipeline.stages[0], function=hands_on, gates=(gate,)),))
 
     def times() -> int:
         house.tick("tables_sensor")
@@ -132,7 +133,7 @@ class Account(State):
 def test_columns_are_described_by_their_author_on_the_table_and_on_the_stage(house):
     (stage,) = house.pipeline.stages
     sink = delta.append("booked", describe={"amount": "In cents."})
-    described = house.with_pipeline(stages=(replace(stage, sink=sink, state=Account),))
+    described = house.with_pipeline(stages=(altered(stage, sink=sink, state=Account),))
     described.bank.land(4)
     result = described.execute("small_job")
     assert result.success

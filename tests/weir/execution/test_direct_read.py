@@ -29,6 +29,7 @@ from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from weir.definition import ROW
 from weir.execution import direct_read, exchange, in_process, staged_blocks
@@ -286,7 +287,7 @@ def test_columns_that_an_aggregate_does_not_look_at_are_not_read(tmp_path: Path,
 
 
 def test_a_stage_says_what_it_looks_at_of_its_sources_rows():
-    late = replace(_BY_MINUTE, window=replace(_BY_MINUTE.window, late=delta.append("late")))
+    late = altered(_BY_MINUTE, late=delta.append("late"))
     by_event_time = aggregate("again", _MINUTES, key="id", top=agg.max("number"), sink=delta.append("again"))
     always = {"_change_type"}  # a row that takes another one back is not one more
     assert _TOTALS.reads == {"id", "number"} | always

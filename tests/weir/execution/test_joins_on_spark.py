@@ -12,11 +12,11 @@ from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
 from tests.weir.operators.test_join import comparable, cut, rows, truth
 from weir import Pipeline, delta, files, join, side
-from weir.definition import FULL
 from weir.execution import exchange
 from weir.execution.spark.spark_executor import SparkExecutor
 from weir.inspection import state_reader
 from weir.operations.plan import plan
+from weir.operators.joins import FULL
 
 ORDERS = files("{landing}/orders/*.parquet", name="orders", event_time="at")
 PAYMENTS = files("{landing}/payments/*.parquet", name="payments", event_time="paid_at")

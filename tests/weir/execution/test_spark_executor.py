@@ -31,11 +31,12 @@ from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
 from weir import Pipeline, State, ValueState, agg, aggregate, delta, files
 from weir import stage as function_stage
+from weir.definition import Progress
 from weir.execution import direct_read, exchange, staged_blocks
 from weir.execution.executor import Channel, Landed
 from weir.execution.spark import spark_plan, spark_session
 from weir.execution.spark.spark_executor import SparkExecutor, _read_source, _translated
-from weir.operators import Progress, shapes
+from weir.operators.shapes import shapes
 from weir.settings import configuration as settings
 from weir.settings.configuration import EpochSettings
 from weir.sources.files import FilesReader

@@ -17,6 +17,7 @@ import pytest
 from state_ops.errors import ConfigurationError
 from tests.recovery.small import Bank
 from tests.tools.servers import needs
+from tests.tools.stages import altered
 from tests.weir.gates.test_gates import between, gated
 from weir import Epoch, ValueState, agg, expect, on_state, on_table, postgres
 from weir.gates import data_docs, restore_gates
@@ -188,7 +189,7 @@ def hostile(tmp_path) -> data_docs.Report:
         expect("ExpectColumnValuesToBeNull", column=COLUMN, on_failure="warn"),
     ]
     bank = gated(tmp_path, *asked)
-    stages = (replace(bank.site.pipeline.stages[0], function=books_html),)
+    stages = (altered(bank.site.pipeline.stages[0], function=books_html),)
     state = on_state("accounts", expect("ExpectColumnValuesToBeInSet", column="id", value_set=["ok"]))
     bank = Bank(replace(bank.site, pipeline=replace(bank.site.pipeline, stages=stages, on_restore=(state,))))
     bank.site.landing.mkdir(parents=True)

@@ -25,6 +25,7 @@ from tests.recovery.harness import Site, child
 from tests.recovery.small import Apart
 from tests.recovery.test_schedules import Clock, Killed, Shuffled
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from tests.weir.aside import FAR, NOON, SCHEMA, SOURCE, TOLD, Account, accounts, between, hours, others, pipeline
 from weir import (
     Epoch,
@@ -283,7 +284,7 @@ def test_only_a_stage_that_hands_on_its_rows_may_quarantine():
     for wrong, message in (
         (lambda: replace(hours, gates=(asked,)), "reads another stage"),
         (lambda: replace(others, gates=(asked,)), "aggregates"),
-        (lambda: replace(accounts, on_timer=lambda *_: None), "timers"),
+        (lambda: altered(accounts, on_timer=lambda *_: None), "timers"),
         (lambda: replace(pipeline, on_restore=(on_table("booked", asked),)), "cannot set rows aside"),
         (lambda: replace(asked, of="state"), "not state"),
         (lambda: between(0, 1, quarantine_at_most=0), "no share"),

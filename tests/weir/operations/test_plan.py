@@ -39,12 +39,11 @@ from weir import (
     window,
 )
 from weir.code_changes import structure
-from weir.definition import FileSource, Stage
+from weir.definition import FileSource, Stage, Verdict
 from weir.epoch import steps
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import plan
 from weir.operations.plan import StatePlan
-from weir.operators.compatibility import Verdict
 from weir.ownership.pipeline_storage import open_storage
 from weir.run.maintenance import savepoint
 from weir.run.run import RunOptions, run

@@ -32,6 +32,7 @@ from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from tests.weir.replay import planted, talking
 from tests.weir.rides import SOURCE, Rides
 from weir import (
@@ -81,7 +82,7 @@ def tried(of, pipeline: Pipeline | None = None, **asked) -> Review:
 
 
 def with_function(function, **changed) -> Pipeline:
-    return Pipeline("small", (replace(small.accounts, function=function, **changed),), max_parallelism=8)
+    return Pipeline("small", (altered(small.accounts, function=function, **changed),), max_parallelism=8)
 
 
 def everything(root: Path) -> dict[str, tuple]:
@@ -198,7 +199,7 @@ def test_a_table_with_keys_is_compared_by_what_becomes_of_each_key(tmp_path):
             _change_type=pl.when(stays).then(pl.lit("update_postimage")).otherwise("_change_type"),
         )
 
-    other = Pipeline("small", (replace(test_upserts.keyed, function=keeps_k1),), max_parallelism=8)
+    other = Pipeline("small", (altered(test_upserts.keyed, function=keeps_k1),), max_parallelism=8)
     differs = tried(bank, other, epochs=2)
     (table,) = differs.tables
     turns = {
@@ -574,7 +575,7 @@ def test_a_sink_outside_of_storage_is_compared_and_not_asked(tmp_path):
     outside = foreach(lambda _, checkpoint: given.append(checkpoint), name="outside")
     stages = (replace(small.accounts, sink=outside),)
     bank = bank_of(tmp_path / "site", Pipeline("small", stages, max_parallelism=8, delivery="at_least_once"), 1, 2, 3)
-    sevens = replace(small.accounts, function=fewer_and_more, sink=outside)
+    sevens = altered(small.accounts, function=fewer_and_more, sink=outside)
     differs = tried(bank, Pipeline("small", (sevens,), max_parallelism=8, delivery="at_least_once"), epochs=1)
     assert given == [1, 2, 3] and differs.tables[0].table == "outside"
     assert differs.tables[0].counts == {"added": 1, "removed": 1, "changed": 1}

@@ -450,7 +450,7 @@ def test_what_is_imported_lives_as_long_as_what_a_run_wrote_then(site):
     now = open_storage(pipeline, site.settings)[1].head().epoch_now
     (stage_, *_) = pipeline.stages
     stamps = pl.Series([to_micros(now)])
-    assert not ttl.Expiry(stage_.ttl, to_micros(now) + stage_.ttl.micros).alive(stamps).any()
+    assert not ttl.Expiry(stage_.lifetime, to_micros(now) + stage_.lifetime.micros).alive(stamps).any()
     assert {row["id"] for row in scanned(site, "forgetful").to_pylist()} == {"x", *[f"k{key}" for key in range(6)]}
 
 

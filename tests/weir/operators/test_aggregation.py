@@ -18,7 +18,8 @@ from state_ops.rows.row_store import Rows
 from state_ops.rows.spill import Spill
 from tests.tools.sampling import sampled
 from weir import Pipeline, Stage, agg, aggregate, delta, files, testing, window
-from weir.operators import aggregation, shapes
+from weir.operators.aggregation import running as aggregation
+from weir.operators.shapes import shapes
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")

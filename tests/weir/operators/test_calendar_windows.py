@@ -18,12 +18,12 @@ from state_ops.arrow.unfit_values import LAST_MICRO
 from state_ops.errors import PipelineError, WeirError
 from tests.recovery.harness import Site
 from weir import Pipeline, Stage, agg, delta, desc, files, testing, top_n, window
-from weir.definition import CalendarWindow
-from weir.definition.calendars import Calendar
 from weir.execution.in_process import InMemoryExecutor
 from weir.inspection import state_reader
 from weir.operations.plan import plan
 from weir.operators.compatibility import meaning
+from weir.operators.windows import CalendarWindow
+from weir.operators.windows.calendars import Calendar
 from weir.run.run import RunOptions, run
 
 EVENTS = files("x/*.parquet", event_time="at")
@@ -193,7 +193,7 @@ def test_at_the_ends_of_time_a_day_begins_where_the_clock_says(every, zone):
     years, after which the calendar repeats, but for the zone's own past."""
     if zone != "UTC" and every == "1w":
         pytest.skip("400 years are whole weeks, and it is the same as for days")
-    calendar = counted(every=every, zone=zone).window
+    calendar = counted(every=every, zone=zone).operator
     if not isinstance(calendar, CalendarWindow):
         pytest.skip("windows of one length")
     cycle = 146_097 * 86_400_000_000

@@ -46,8 +46,9 @@ from weir import (
     union,
     window,
 )
-from weir.operators import aggregation, shapes
+from weir.operators.aggregation import running as aggregation
 from weir.operators.compatibility import fit, meaning, stored_keys
+from weir.operators.shapes import shapes
 from weir.sinks.opening import Sinks
 
 CHANGES = delta.table("x/users", name="users", event_time="at", changes=True)

@@ -11,7 +11,8 @@ from state_ops.errors import InputError, PipelineError
 from state_ops.rows.expiring_rows import ExpiringRows
 from state_ops.rows.resident_table import Residence
 from weir import deduplicate, delta, files, testing
-from weir.operators import deduplication, shapes
+from weir.operators.deduplication import running as deduplication
+from weir.operators.shapes import shapes
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")

@@ -21,10 +21,10 @@ from state_ops.keyed.forget import ForgottenKey, copy_without
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
 from weir import Pipeline, agg, aggregate, as_of, deduplicate, delta, expect, files, join, side, testing, window
-from weir.definition import JOINS
 from weir.execution.in_process import InMemoryExecutor
 from weir.inspection import state_reader
 from weir.operations.plan import plan
+from weir.operators.joins import JOINS
 from weir.run.run import RunOptions, run
 from weir.testing.rows import GivenRows
 

@@ -28,8 +28,8 @@ from weir.definition import ROW
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import drill, forks
 from weir.operations.plan import plan
-from weir.operators import shapes
-from weir.operators.joins.lookup import LookupOperator
+from weir.operators.functions.function import trial_of
+from weir.operators.shapes import shapes
 from weir.run.run import RunOptions, run
 
 FACTS = files("{landing}/facts/*.parquet", name="facts")
@@ -198,7 +198,8 @@ def test_rows_that_a_gate_may_set_aside_are_told_by_where_they_come_from(broadca
     rows = pa.table({"k": pa.array([2, 1]), "n": pa.array([5, 6]), ROW: pa.array([70, 71])})
     fixed = shapes(stage, rows.schema)
     assert fixed.tracked and ROW not in fixed.outputs["main"].names
-    operator = LookupOperator(stage, stage.lookup, fixed.handed_out, range(16), 16)
+    subtask = trial_of(stage, fixed.handed_out)
+    operator = stage.operator.build(replace(subtask, groups=range(16), max_parallelism=16))
     ((_, out),) = operator.process(rows.append_column(GROUP, pa.array([0, 0], pa.int32())))
     assert out.to_pylist() == [
         {"k": 2, "n": 5, "name": None, "n_table": None, ROW: 70},

@@ -13,12 +13,10 @@ import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
 
-from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError, StageError
 from state_ops.keyed.keyed_state import GROUP
 from weir import (
     Epoch,
-    FileSource,
     Pipeline,
     Stage,
     State,
@@ -30,7 +28,6 @@ from weir import (
     delta,
     files,
     join,
-    operators,
     select,
     stage,
     testing,
@@ -38,7 +35,11 @@ from weir import (
     union,
     window,
 )
-from weir.operators import LATE, MAIN, Progress, shapes
+from weir.definition import LATE, MAIN, FileSource, Progress
+from weir.operators.functions import Function
+from weir.operators.functions.function import trial_of
+from weir.operators.shapes import shapes
+from weir.operators.windows import sized
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -207,7 +208,7 @@ def test_the_authors_own_error_carries_his_traceback_and_the_keys():
         testing.run(_stage(wrong)).epoch([{"k": "a"}])
     assert "'k': 'a'" in str(raised.value.where)
     assert "in wrong" in raised.value.traceback
-    assert "weir/operators" not in raised.value.traceback
+    assert "/function.py" not in raised.value.traceback
 
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("v", pa.float64()), ("s", pa.string())])
@@ -419,9 +420,8 @@ def test_late_rows_come_out_as_they_came_whatever_their_types(type, value):
     rows = pa.schema([("k", pa.string()), ("odd", type), ("at", pa.timestamp("us", tz="UTC"))])
     fixed = shapes(hourly(), rows)
     noon = int(NOON.timestamp() * 10**6)
-    operator = operators.WindowOperator(
-        hourly(), hourly().window, fixed, MemoryBackend(), Progress(noon, noon, False), range(128)
-    )
+    progress = Progress(noon, noon, False)
+    operator = hourly().operator.build(replace(trial_of(hourly(), fixed), progress=progress, groups=range(128)))
     moments = [NOON - timedelta(hours=2), NOON, NOON - timedelta(hours=1)]
     batch = pa.table(
         [pa.array(["a"] * 3), pa.array([value, None, value], type), pa.array(moments, rows.field("at").type)],
@@ -458,7 +458,7 @@ def test_event_times_without_a_zone_are_taken_as_utc():
 
 
 def test_many_windows_close_in_bounded_tables(monkeypatch):
-    monkeypatch.setattr(operators.windows, "_FIRE_ROWS", 3)
+    monkeypatch.setattr(sized, "_FIRE_ROWS", 3)
     run = testing.run(hourly(), parallelism=2)
     fired = run.epoch([at(60 * hour, str(key)) for hour in range(5) for key in range(10)], drain=True)
     assert len(fired) == 50
@@ -586,7 +586,7 @@ def test_output_columns_that_differ_in_capital_letters_alone_are_refused_by_name
             rows = rows.append_column(name, pa.nulls(rows.num_rows, kind))
         return rows
 
-    doubling = Stage("s", EVENTS, key=("id",), function=doubled, state=Total, sink=delta.append("t"))
+    doubling = Stage("s", EVENTS, key=("id",), operator=Function(doubled, Total), sink=delta.append("t"))
     rows = pa.schema([("id", pa.string()), ("v", pa.int64())])
     with pytest.raises(PipelineError, match=named):
         shapes(doubling, rows)

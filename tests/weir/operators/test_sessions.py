@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -27,8 +27,10 @@ from state_ops.schema.key_codec import group_prefix
 from state_ops.schema.key_groups import key_groups, xxhash64
 from tests.tools.sampling import sampled
 from weir import agg, delta, files, testing, window
-from weir.operators import Progress, SessionOperator, session_store, sessions, shapes
-from weir.operators.base import LATE, MAIN
+from weir.definition import LATE, MAIN, Progress
+from weir.operators.functions.function import trial_of
+from weir.operators.shapes import shapes
+from weir.operators.windows import session_store, sessions
 
 GAP, GROUPS = 10, range(8)  # microseconds; the key groups of the subtask
 _FIRST = datetime(2024, 5, 1, tzinfo=UTC)
@@ -128,9 +130,9 @@ class Subtask:
         residence = (
             None if most_bytes is None else Residence(self.source, target, most_bytes, groups, self.attempt == 1)
         )
-        assert self.stage.window is not None
-        operator = SessionOperator(
-            self.stage, self.stage.window, self.shapes, self.backend, progress, groups, residence
+        subtask = trial_of(self.stage, self.shapes)
+        operator = self.stage.operator.build(
+            replace(subtask, progress=progress, groups=groups, state=self.backend, resident=residence)
         )
         out: dict[str, list[pa.Table]] = {MAIN: [], LATE: [], REST: []}
         for at in range(0, len(events), batch):

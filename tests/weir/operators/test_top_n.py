@@ -27,13 +27,14 @@ from tests.properties.events import CUTS, SCHEMA, database, events, watermarks
 from tests.properties.test_operators_sql import quicker
 from tests.recovery.harness import Site
 from tests.tools.sampling import rounds, sampled
+from tests.tools.stages import altered
 from weir import Pipeline, Stage, agg, deduplicate, delta, desc, expect, files, testing, top_n, window
 from weir.execution.in_process import InMemoryExecutor
 from weir.inspection import state_reader
 from weir.operations.plan import plan
 from weir.operations.state_import import import_rows
-from weir.operators import shapes
-from weir.operators import top_n as operator
+from weir.operators.shapes import shapes
+from weir.operators.top_n import running as operator
 from weir.operators.watermarks import handed_on
 from weir.run.run import RunOptions, run
 
@@ -314,7 +315,7 @@ def test_current_ranks_are_changes_and_final_ones_are_rows():
 def test_ranks_hand_on_the_watermark_up_to_which_they_are_final():
     final = top_n("first", EVENTS, key="k", by="seq", n=1, until="until")
     assert [handed_on(final, 5, 9, drain) for drain in (False, True)] == [5, 9]
-    assert handed_on(replace(final, top_n=replace(final.top_n, until=None)), 5, 9, False) == 9
+    assert handed_on(altered(final, until=None), 5, 9, False) == 9
 
 
 def test_a_row_without_the_moment_at_which_it_is_final_fails_the_epoch():
@@ -436,7 +437,7 @@ def test_other_rules_than_those_in_state_are_refused_and_times_may_change(tmp_pa
     highest, newest, final = STAGES[:3]
 
     def changed(stage: Stage, **rules) -> Pipeline:
-        other = replace(stage, top_n=replace(stage.top_n, **rules))
+        other = altered(stage, **rules)
         return replace(PIPELINE, stages=tuple(other if each is stage else each for each in STAGES))
 
     for pipeline in (

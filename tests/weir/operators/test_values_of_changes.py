@@ -30,8 +30,9 @@ from state_ops.snapshots.rescale import first_key
 from tests.tools.sampling import sampled
 from tests.weir.driven import MAX_PARALLELISM, Driven
 from weir import Pipeline, Stage, agg, aggregate, delta, files, testing
-from weir.operators import aggregation, shapes
+from weir.operators.aggregation import running as aggregation
 from weir.operators.compatibility import fit, meaning, stored_collections, stored_keys
+from weir.operators.shapes import shapes
 from weir.testing.instances import read
 
 OTHERS = files("x/*.parquet", event_time="ts")

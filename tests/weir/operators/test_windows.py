@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -17,8 +18,12 @@ from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
 from tests.tools.sampling import sampled
-from weir import Stage, agg, delta, files, operators, testing, window
-from weir.operators import Progress, sessions, shapes, windows
+from weir import Stage, agg, delta, files, testing, window
+from weir.definition import Progress
+from weir.operators.functions.function import trial_of
+from weir.operators.shapes import shapes
+from weir.operators.windows import sessions
+from weir.operators.windows import sized as windows
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -197,8 +202,8 @@ def test_windows_that_state_does_not_have_are_not_looked_up_key_by_key(monkeypat
 
 
 def test_a_negative_offset_is_one_that_begins_earlier():
-    assert counted(every="1h", offset="-15m").window == counted(every="1h", offset="45m").window
-    assert counted(every="1h", offset=-timedelta(minutes=15)).window.offset == 45 * 60_000_000
+    assert counted(every="1h", offset="-15m").operator == counted(every="1h", offset="45m").operator
+    assert counted(every="1h", offset=-timedelta(minutes=15)).operator.offset == 45 * 60_000_000
 
 
 def test_an_offset_shifts_windows_from_the_full_hour():
@@ -356,7 +361,9 @@ def _barrier(
     table = pa.Table.from_pylist(rows, pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC"))]))
     fixed = shapes(windowed, table.schema)
     micros = [None if minute is None else int((NOON.timestamp() + 60 * minute) * 10**6) for minute in (before, now)]
-    operator = operators.SessionOperator(windowed, windowed.window, fixed, backend, Progress(*micros, False), range(8))
+    progress = Progress(*micros, False)
+    subtask = replace(trial_of(windowed, fixed), progress=progress, groups=range(8), state=backend)
+    operator = windowed.operator.build(subtask)
     if rows:
         groups = pa.array([len(row["k"]) % 8 for row in rows], pa.int32())
         assert list(operator.process(table.append_column(GROUP, groups))) == []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import polars as pl
 
 from tests.recovery import small
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, ValueState, agg
 
 
@@ -17,4 +16,4 @@ def twice(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     return rows.select("id", "at", "amount")
 
 
-pipeline = Pipeline("small", (replace(small.accounts, function=twice),), max_parallelism=8)
+pipeline = Pipeline("small", (altered(small.accounts, function=twice),), max_parallelism=8)

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 
 import polars as pl
 
 from tests.recovery import small
+from tests.tools.stages import altered
 from weir import Epoch, Pipeline, ValueState, expect
 
 SECRET = "k7"  # a key of the small pipeline
@@ -43,6 +43,6 @@ def leaves(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 
 
 _warns = expect("ExpectColumnValuesToBeInSet", column="id", value_set=["k1"], on_failure="warn")
-pipeline = Pipeline("small", (replace(small.accounts, function=talks, gates=(_warns,)),), max_parallelism=8)
-raising = Pipeline("small", (replace(small.accounts, function=raises),), max_parallelism=8)
-leaving = Pipeline("small", (replace(small.accounts, function=leaves),), max_parallelism=8)
+pipeline = Pipeline("small", (altered(small.accounts, function=talks, gates=(_warns,)),), max_parallelism=8)
+raising = Pipeline("small", (altered(small.accounts, function=raises),), max_parallelism=8)
+leaving = Pipeline("small", (altered(small.accounts, function=leaves),), max_parallelism=8)

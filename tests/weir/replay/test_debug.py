@@ -25,6 +25,7 @@ from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import (
     Epoch,
     KeyState,
@@ -80,7 +81,7 @@ def fails(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     return rows.select(wanted) if rows.height else rows
 
 
-planting = Pipeline("small", (replace(small.accounts, function=booked),), max_parallelism=8)
+planting = Pipeline("small", (altered(small.accounts, function=booked),), max_parallelism=8)
 right = files("{landing}/right/*.parquet", name="right")
 
 
@@ -93,7 +94,7 @@ def plain(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 both = join("both", plain, right, on="id", ttl="1d", sink=delta.append("both"))
 named_alike = Pipeline("small", (plain, both), max_parallelism=8)
 per_key = Pipeline(
-    "small", (replace(small.accounts, function=each, per_key=True, declared=SUMS, sink=delta.append("sums")),),
+    "small", (altered(small.accounts, function=each, per_key=True, declared=SUMS, sink=delta.append("sums")),),
     max_parallelism=8,
 )  # fmt: skip
 
@@ -183,7 +184,7 @@ def test_a_planted_wrong_key_is_found(tmp_path, monkeypatch):
 
 
 def test_a_planted_wrong_row_is_found(small_bank):
-    other = replace(small.accounts, function=sevens)
+    other = altered(small.accounts, function=sevens)
     bank = Bank(replace(small_bank.site, pipeline=Pipeline("small", (other,), max_parallelism=8)))
     seen = debug(bank, 3, key="k3")
     (difference,) = seen.differences
@@ -332,14 +333,14 @@ def in_words(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFram
 
 
 def test_rows_that_have_another_type_under_the_keys_name_are_shown_whole(tmp_path):
-    bank = bank_of(tmp_path, Pipeline("small", (replace(small.accounts, function=renamed),), max_parallelism=8), 1, 2)
+    bank = bank_of(tmp_path, Pipeline("small", (altered(small.accounts, function=renamed),), max_parallelism=8), 1, 2)
     seen = debug(bank, 2, key="k3")
     assert seen.is_same and seen.rows["id"].to_list() == ["k3"] and seen.out.height > 1
     assert any("in other types" in note for note in seen.notes)
 
 
 def test_rows_that_are_of_another_type_now_differ(small_bank):
-    other = Pipeline("small", (replace(small.accounts, function=in_words),), max_parallelism=8)
+    other = Pipeline("small", (altered(small.accounts, function=in_words),), max_parallelism=8)
     seen = debug(Bank(replace(small_bank.site, pipeline=other)), 3, key="k3")
     (difference,) = seen.differences
     assert ([row["amount"] for row in difference.recorded], [row["amount"] for row in difference.replayed]) == (
@@ -405,7 +406,7 @@ def test_who_quits_the_debugger_ends_the_command(small_bank):
 
 
 def test_a_debugger_stops_where_the_function_raises(small_bank):
-    other = Pipeline("small", (replace(small.accounts, function=fails, sink=None),), max_parallelism=8)
+    other = Pipeline("small", (altered(small.accounts, function=fails, sink=None),), max_parallelism=8)
     debugger, written = told("c\np wanted\nq\n")
     with pytest.raises(StageError, match="nowhere"):
         debug(Bank(replace(small_bank.site, pipeline=other)), 3, key="k3", stop=debugger)
@@ -448,8 +449,8 @@ def nothing(due: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 
 @pytest.mark.parametrize("asked", [{}, {"key": "k3"}])
 def test_a_timer_that_no_row_of_state_shows_is_a_difference_too(tmp_path, asked):
-    timed = replace(small.accounts, state=Due, on_timer=nothing)
-    stages = [replace(timed, function=reminded(minutes)) for minutes in (30, 40)]
+    timed = altered(small.accounts, state=Due, on_timer=nothing)
+    stages = [altered(timed, function=reminded(minutes)) for minutes in (30, 40)]
     then, now = (Pipeline("small", (stage,), max_parallelism=8) for stage in stages)
     bank = bank_of(tmp_path, then, 1)
     assert debug(bank, 1, **asked).is_same

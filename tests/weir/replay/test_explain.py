@@ -20,6 +20,7 @@ from state_ops.errors import ConfigurationError, WeirError
 from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
+from tests.tools.stages import altered
 from tests.weir.replay.test_debug import RETAINED, bank_of, digests
 from tests.weir.rides import Rides
 from weir import (
@@ -246,7 +247,7 @@ def test_what_a_function_hands_out_for_a_key_need_be_none(tmp_path, key, why):
         state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
         return rows.select("id", "at", amount=pl.lit(key, pl.String))
 
-    by_amount = replace(small.accounts, key=("amount",), function=hands_out)
+    by_amount = altered(small.accounts, key=("amount",), function=hands_out)
     bank = bank_of(tmp_path, Pipeline("small", (by_amount,), max_parallelism=8), 1, 2)
     seen = explain(bank, "booked", "id = 'k3'")
     assert f"the row's key: {why}" in said(seen, Certainty.UNKNOWN) and "of its subtask is shown" in said(
@@ -331,7 +332,7 @@ def hands_on(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFram
 
 def test_a_row_that_a_gate_has_set_aside_says_so_and_no_rows_are_said_to_have_made_it(tmp_path):
     strict = expect("ExpectColumnValuesToBeBetween", column="at", max_value=8, on_failure="quarantine")
-    gated = replace(small.accounts, function=hands_on, gates=(strict,))
+    gated = altered(small.accounts, function=hands_on, gates=(strict,))
     bank = bank_of(tmp_path, Pipeline("small", (gated,), max_parallelism=8), 1, 2)
     seen = explain(bank, "accounts_quarantine", "amount = 2")
     assert (seen.played, seen.trace) == (None, None)

@@ -12,6 +12,7 @@ from tests.recovery import test_unaligned as unaligned
 from tests.recovery.harness import Site
 from tests.recovery.unordered import epochs
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Epoch, ValueState, debugging
 from weir.definition import Stage
 
@@ -64,7 +65,7 @@ def test_a_planted_wrong_key_is_found_where_rows_wait(run):
     def wrong(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         return right(rows.filter(rows["k"] != rows["k"][0]) if rows.height else rows, state, epoch)
 
-    stages = tuple(replace(stage, function=wrong) if stage.uid == "timed" else stage for stage in site.pipeline.stages)
+    stages = tuple(altered(stage, function=wrong) if stage.uid == "timed" else stage for stage in site.pipeline.stages)
     other: tuple[Stage, ...] = stages
     seen = debugging.debug(replace(site.pipeline, stages=other), row.id, stage="timed", settings=site.settings)
     assert not seen.is_same and "differs" in seen.verdict

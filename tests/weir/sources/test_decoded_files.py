@@ -17,11 +17,11 @@ import pytest
 
 from state_ops.errors import InputError, PipelineError
 from tests.recovery.harness import Site
-from weir import FileSource, Pipeline, agg, aggregate, chain, delta, files, kafka
+from weir import Pipeline, agg, aggregate, chain, delta, files, kafka
 from weir.code_changes.structure import structure
+from weir.definition import FileSource, Verdict
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import drill, plan
-from weir.operators.compatibility import Verdict
 from weir.run import fsck
 from weir.run.run import RunOptions, run
 

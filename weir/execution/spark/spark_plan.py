@@ -21,7 +21,7 @@ from state_ops.errors import InputError, PipelineError, StageError, WeirError, f
 from state_ops.keyed.keyed_state import GROUP
 from weir.definition import Stage
 from weir.execution.spark.imports import load_pyspark
-from weir.operators.joins import sides
+from weir.operators import sides
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -221,7 +221,7 @@ def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: 
 
 
 def widened(stage: Stage, side: int, rows: DataFrame, columns: pa.Schema) -> DataFrame:
-    """Return the rows of one of a stage's inputs in the columns that all inputs share (`operators.joins.sides`)."""
+    """Return the rows of one of a stage's inputs in the columns that all inputs share (`operators.sides`)."""
     load_pyspark()
     from pyspark.sql import functions as F
 

@@ -25,7 +25,7 @@ from weir.execution.exchange import Pieces
 from weir.execution.executor import Channel, Landed, Several
 from weir.execution.spark.imports import load_pyspark
 from weir.execution.staged_blocks import Extent
-from weir.operators.joins import sides
+from weir.operators import sides
 from weir.task import run_task
 from weir.task.run_task import KeyedTask
 

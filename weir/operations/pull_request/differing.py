@@ -37,7 +37,6 @@ from weir.operations.branch_diff import StateDiff, fields_differ
 from weir.operations.pull_request.replaying import EpochPlayed
 from weir.operations.pull_request.taking import Taken, rows_for
 from weir.operations.row_diff import OURS, THEIRS, TableDiff, compared_rows
-from weir.operators import clocked_state
 from weir.settings.configuration import Settings
 
 if TYPE_CHECKING:
@@ -139,7 +138,8 @@ def states_differ(
                 uid, None, why=f"only {'the branch' if uid in tip.stages_with_state else 'production'} has it"
             )
             continue
-        left_out = clocked_state(pipeline.stage(uid))
+        stage = pipeline.stage(uid)
+        left_out = stage.operator.clocked_state(stage)
         first = _view(pipeline, settings, taken.copy, end, uid, taken.listings[int(end.id)])
         second = _view(pipeline, settings, storage, tip, uid, last.files)
         try:

@@ -13,21 +13,18 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.arrow.casts import cast
-from state_ops.backends.base import Backend
 from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import PipelineError, StageError, WeirError
 from state_ops.keyed import ttl
 from state_ops.keyed.keyed_state import GROUP, KeyedState, check_names, sorts
-from state_ops.keyed.per_key.key_state import OpenCache, no_cache
 from state_ops.keyed.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, are_set, waves
-from state_ops.keyed.ttl import Forgotten
 from state_ops.moments import from_micros, to_micros
 from state_ops.rows import time_index
-from state_ops.rows.resident_table import Residence
 from state_ops.schema.descriptors import PROCESSING_TIMERS, collections_of
 from state_ops.schema.state_schema import StateSchema
-from weir.definition import ROW, Epoch, Stage, is_timed
-from weir.operators.base import MAIN, Progress, Shapes, check_storable, refuse_clash
+from weir.definition import MAIN, ROW, Epoch, Progress, Shapes, Stage, Subtask, is_timed
+from weir.operators.base import check_storable, refuse_clash
+from weir.operators.functions import Function
 from weir.operators.functions.per_key import PerKey
 from weir.operators.functions.returned import returned
 
@@ -36,32 +33,37 @@ _SWEEP_ENTRIES = 10_000
 _NEVER = -(1 << 63)
 
 
-def function_shapes(stage: Stage, rows: pa.Schema, keys: pa.Schema) -> Shapes:
+def function_shapes(stage: Stage, function: Function, rows: pa.Schema, keys: pa.Schema) -> Shapes:
     """Return the schemas of a stage with a function, which is tried on an empty table, as its `on_timer` is."""
     where = f"stage {stage.uid}"
-    assert stage.state is not None
-    state = StateSchema.of(stage.state)
+    assert function.state is not None, "its stage has a key"
+    state = StateSchema.of(function.state)
     refuse_clash(stage, {field.name for field in state.fields}, "a field of its state")
-    collections = collections_of(stage.state)
+    collections = collections_of(function.state)
     check_names(collections, keys.names, where)
-    if stage.on_timer is not None:
+    if function.on_timer is not None:
         refuse_clash(stage, {AT, DOMAIN}, "a column of the timers that fire")
     shapes = Shapes(keys, state, {}, collections)
-    shapes = shapes if stage.ttl is None else shapes.with_stamps
-    trial = FunctionOperator(stage, shapes, MemoryBackend(), TRIAL, Progress(None, None, False), range(0))
+    shapes = shapes if function.ttl is None else shapes.with_stamps
+    trial = FunctionOperator(function, trial_of(stage, shapes))
     outputs: dict[str, pa.Schema] = {}
     with trying(stage):
         none = rows.empty_table().append_column(GROUP, pa.array([], pa.int32()))
         for name, table in trial.process(none):
             fitted(stage, table, outputs.setdefault(name, table.schema), of=name)
-        if stage.on_timer is not None:
+        if function.on_timer is not None:
             for name, table in trial.fire(frames.from_arrow(_no_timers(keys)), EVENT):
-                fitted(stage, table, outputs.setdefault(name, table.schema), stage.on_timer.__name__, name)
+                fitted(stage, table, outputs.setdefault(name, table.schema), function.on_timer.__name__, name)
     return replace(shapes, outputs=known_outputs(stage, outputs))
 
 
-TRIAL = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
+_TRIAL = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
 """The epoch in which a function is tried on no rows."""
+
+
+def trial_of(stage: Stage, shapes: Shapes) -> Subtask:
+    """Return the subtask on which a function is tried on no rows."""
+    return Subtask(stage, shapes, _TRIAL, Progress(None, None, False), state=MemoryBackend())
 
 
 @contextmanager
@@ -80,41 +82,19 @@ def _no_timers(keys: pa.Schema) -> pa.Table:
 
 
 class FunctionOperator:
-    """A stage's function over batches. Rows have the schema of the shapes' output, if that is known already.
+    """A stage's function over batches. Rows have the schema of the shapes' output, if that is known already."""
 
-    Args:
-        groups: The subtask's key groups.
-        swept: Where the sweep of expired state goes on, as a key in hex. None: at the beginning.
-        forgotten: What was forgotten before this epoch.
-
-    Attributes:
-        has_timers: Whether timers are set when the epoch ends. None until then.
-        due: The processing time at which the next of them fires; None: there is none.
-    """
-
-    def __init__(
-        self,
-        stage: Stage,
-        shapes: Shapes,
-        backend: Backend,
-        epoch: Epoch,
-        progress: Progress,
-        groups: range,
-        swept: str | None = None,
-        open_cache: OpenCache = no_cache,
-        residence: Residence | None = None,
-        forgotten: Forgotten | None = None,
-    ) -> None:
-        assert stage.function is not None
+    def __init__(self, function: Function, subtask: Subtask) -> None:
+        stage, shapes, backend, epoch = subtask.stage, subtask.shapes, subtask.backend, subtask.epoch
         self._stage, self._shapes, self._backend, self._epoch = stage, shapes, backend, epoch
-        self._progress, self._groups = progress, groups
+        self._progress, self._groups = subtask.progress, subtask.groups
         self._keys = shapes.keys
         self._where = f"stage {stage.uid}"
         self._now = to_micros(epoch.now)
-        self._expiry = ttl.expiry_of(shapes.state, stage.ttl, self._now, forgotten)
-        self._function, self._on_timer = stage.function, stage.on_timer
-        if stage.per_key:
-            per_key = PerKey(stage, shapes.keys, shapes.state, backend, open_cache, self._expiry)
+        self._expiry = ttl.expiry_of(shapes.state, function.ttl, self._now, subtask.forgotten)
+        self._function, self._on_timer = function.function, function.on_timer
+        if function.per_key:
+            per_key = PerKey(function, subtask, self._expiry)
             self._function, self._on_timer = per_key.process, per_key.fire
         self._convert = frames.converter(self._function)
         self._timers = TimerState(
@@ -123,7 +103,7 @@ class FunctionOperator:
             self._where,
             self._now,
             epoch.id,
-            allowed=stage.on_timer is not None,
+            allowed=function.on_timer is not None,
             event_time=is_timed(stage),
         )
         self._state = KeyedState(
@@ -135,11 +115,11 @@ class FunctionOperator:
             self._expiry,
             collections=shapes.collections,
             timers=self._timers,
-            residence=residence,
+            residence=subtask.resident,
         )
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
-        self.swept = swept
+        self.swept = subtask.swept
         self.has_timers: bool | None = None
         self.due: int | None = None
 
@@ -153,12 +133,12 @@ class FunctionOperator:
 
     def _end(self) -> None:
         self._state.barrier()
-        self.has_timers = self._stage.on_timer is not None and are_set(self._backend, self._groups)
+        self.has_timers = self._on_timer is not None and are_set(self._backend, self._groups)
         if self.has_timers:
             self.due = time_index.earliest(self._backend, self._groups, PROCESSING_TIMERS, self._now)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        if self._stage.on_timer is not None:
+        if self._on_timer is not None:
             if self._progress.drain or self._progress.now is not None:
                 yield from self._fire_due(EVENT, self._progress.now, self._progress.drain)
             yield from self._fire_due(PROCESSING, self._now)

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.arrow.types import zero_of
-from state_ops.backends.base import Backend
 from state_ops.errors import InputError, PipelineError, StageError, WeirError
 from state_ops.keyed.keyed_state import KeyedState
-from state_ops.keyed.per_key.key_state import KeyState, KeyStates, OpenCache, row_store
+from state_ops.keyed.per_key.key_state import KeyState, KeyStates, row_store
 from state_ops.keyed.ttl import Expiry
 from state_ops.schema.python_rows import columns
-from state_ops.schema.state_schema import Field, StateSchema
-from weir.definition import Epoch, Stage
+from state_ops.schema.state_schema import Field
+from weir.definition import Epoch, Stage, Subtask
+from weir.operators.functions import Function
 from weir.operators.functions.returned import returned
 
 _CODE = "__weir_code"
@@ -72,21 +72,15 @@ class Fired:
 class PerKey:
     """The functions of a stage as functions over batches: `process` for its rows, `fire` for its timers."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        keys: pa.Schema,
-        schema: StateSchema,
-        backend: Backend,
-        open_cache: OpenCache,
-        expiry: Expiry | None,
-    ) -> None:
-        assert stage.function is not None and stage.state is not None
-        self._stage, self._keys, self._function = stage, keys, stage.function
-        self._where = f"stage {stage.uid}"
-        self._sliced = slicer_of(stage.function)
-        cache = open_cache(row_store(backend, schema, self._where, expiry), schema)
-        self._states = KeyStates(stage.state, schema, self._where, cache)
+    def __init__(self, function: Function, subtask: Subtask, expiry: Expiry | None) -> None:
+        assert function.state is not None, "its stage has a key"
+        schema = subtask.shapes.state
+        self._stage, self._keys, self._function = subtask.stage, subtask.shapes.keys, function.function
+        self._declared, self._on_timer = dict(function.declared), function.on_timer
+        self._where = f"stage {self._stage.uid}"
+        self._sliced = slicer_of(function.function)
+        cache = subtask.open_cache(row_store(subtask.backend, schema, self._where, expiry), schema)
+        self._states = KeyStates(function.state, schema, self._where, cache)
         self._state = KeyState(self._states)
 
     def process(self, rows: pa.Table, state: KeyedState, epoch: Epoch) -> dict[str, pa.Table]:
@@ -107,7 +101,7 @@ class PerKey:
 
     def fire(self, fired: pa.Table, state: KeyedState, epoch: Epoch) -> dict[str, pa.Table]:
         """Call `on_timer` for each timer, of which a key has one at most."""
-        function = self._stage.on_timer
+        function = self._on_timer
         assert function is not None
         if not fired.num_rows:
             return {}
@@ -135,8 +129,7 @@ class PerKey:
                 of_output[0].append(rows)
                 of_output[1].append(key)
         self._states.end()
-        declared = dict(self._stage.declared)
-        tables = {name: self._together(*given, declared.get(name)) for name, given in results.items()}
+        tables = {name: self._together(*given, self._declared.get(name)) for name, given in results.items()}
         return {name: table for name, table in tables.items() if table.column_names}  # else nothing but empty lists
 
     def _tried(self, rows: pa.Table, epoch: Epoch) -> dict[str, pa.Table]:
@@ -144,8 +137,8 @@ class PerKey:
 
         Their columns are as declared, or as the function returns for no rows of a made-up key.
         """
-        if self._stage.declared:
-            return {name: columns.empty_table() for name, columns in self._stage.declared}
+        if self._declared:
+            return {name: columns.empty_table() for name, columns in self._declared.items()}
         key = tuple(zero_of(field.type) for field in self._keys)
         try:
             result = self._function(

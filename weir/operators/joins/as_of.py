@@ -19,15 +19,13 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops.arrow import frames
-from state_ops.backends.base import Backend
 from state_ops.keyed.key_batch import Batch
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.keyed.list_state import expanded
 from state_ops.rows import time_index
-from state_ops.rows.resident_table import Residence
-from weir.definition import INNER, AsOf, Epoch, Stage
-from weir.operators.base import LATE, Progress, Shapes
-from weir.operators.joins import sides
+from weir.definition import LATE, Subtask
+from weir.operators import sides
+from weir.operators.joins import INNER, AsOf
 from weir.operators.joins.join import EVICTED, NUMBER, READ_ROWS, JoinOperator, KeptSide, beside, decoded
 
 _FACTS, _VERSIONS = 0, 1
@@ -37,18 +35,8 @@ _AT_ONCE = -(1 << 62)  # microseconds
 class AsOfOperator(JoinOperator):
     """State: the facts that wait, and the versions that facts may still be joined with."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        as_of: AsOf,
-        shapes: Shapes,
-        backend: Backend,
-        epoch: Epoch,
-        progress: Progress,
-        groups: range,
-        residence: Residence,
-    ) -> None:
-        super().__init__(stage, as_of, shapes, backend, epoch, progress, groups, residence)
+    def __init__(self, as_of: AsOf, subtask: Subtask) -> None:
+        super().__init__(as_of, subtask)
         self._as_of = as_of
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:

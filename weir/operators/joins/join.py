@@ -22,30 +22,22 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops.arrow import frames
-from state_ops.backends.base import Backend, SortedRun
+from state_ops.backends.base import SortedRun
 from state_ops.errors import PipelineError
 from state_ops.keyed.key_batch import Batch
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
 from state_ops.keyed.list_state import expanded, position_in_key
 from state_ops.moments import to_micros
 from state_ops.rows import time_index
-from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
 from state_ops.schema.descriptors import MAP, MAP_STATE, Collection, collection
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
-from weir.definition import ANTI, FULL, LATE_TIME, LEFT, RIGHT, SEMI, AsOf, Epoch, Join, Stage
-from weir.operators.base import (
-    LATE,
-    MAIN,
-    Progress,
-    Shapes,
-    check_event_time,
-    check_storable,
-    event_times,
-)
+from weir.definition import LATE, MAIN, Shapes, Stage, Subtask
+from weir.operators import sides
+from weir.operators.base import check_event_time, check_storable, event_times
 from weir.operators.event_time import EventTimeOperator
-from weir.operators.joins import sides
+from weir.operators.joins import ANTI, FULL, LATE_SIDE, LATE_TIME, LEFT, RIGHT, SEMI, Join
 
 _NAMES = ("left", "right")
 
@@ -61,7 +53,6 @@ _MATCHED, _UNTIL = _FLAGS  # beside a row's own columns
 KEPT_UNTIL = _FLAGS[_UNTIL]
 _FOR_EVER = 0  # as the moment until which a row is kept
 NUMBER = "__weir_number"
-LATE_SIDE = "side"  # of a late row: "left" or "right"
 READ_ROWS, EVICTED = 100_000, 50_000  # at a time
 _PAIRS = 200_000
 
@@ -92,20 +83,11 @@ class KeptSide:
 class JoinOperator(EventTimeOperator):
     """State: the rows of either side that may still find a partner."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        join: Join,
-        shapes: Shapes,
-        backend: Backend,
-        epoch: Epoch,
-        progress: Progress,
-        groups: range,
-        residence: Residence,
-    ) -> None:
-        super().__init__(_kind(join), stage, shapes, backend, progress, groups)
-        self._join, self._now = join, to_micros(epoch.now)
-        self._counts = Rows(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
+    def __init__(self, join: Join, subtask: Subtask) -> None:
+        super().__init__(join.kind, subtask)
+        shapes = subtask.shapes
+        self._join, self._now = join, to_micros(subtask.epoch.now)
+        self._counts = Rows(subtask.backend, shapes.state, shapes.keys, VALUE_STATE, subtask.residence)
         outer = {LEFT: (0,), RIGHT: (1,), FULL: (0, 1), ANTI: (0,)}.get(join.how, ())
         shifts = (None, None) if join.lower is None or join.upper is None else (join.upper, -join.lower)
         self._sides = tuple(
@@ -355,7 +337,7 @@ class JoinOperator(EventTimeOperator):
         shape = self._shapes.outputs[MAIN]
         of_side = [rows, partners] if side.number == 0 else [partners, rows]
         arrays = [rows.column(name) for name in self._stage.key]
-        for table, names in zip(of_side, _value_names(self._stage, self._shapes), strict=True):
+        for table, names in zip(of_side, _value_names(self._join, self._shapes), strict=True):
             for name in names:
                 field = shape.field(len(arrays))
                 arrays.append(pa.nulls(rows.num_rows, field.type) if table is None else table.column(name))
@@ -453,23 +435,18 @@ def beside(keys: pa.Table, rows: pa.Table) -> pa.Table:
     return pa.table([*keys.columns, *rows.columns], names=[*keys.column_names, *rows.column_names])
 
 
-def _value_names(stage: Stage, shapes: Shapes) -> tuple[list[str], list[str]]:
+def _value_names(join: Join, shapes: Shapes) -> tuple[list[str], list[str]]:
     """Return the columns of either side that are handed out, as `sides.column` calls them."""
-    assert stage.join is not None
     left, right = (
         [sides.column(side, name) for name in row_columns(declared)] for side, declared in enumerate(shapes.collections)
     )
-    return left, [] if stage.join.how in (SEMI, ANTI) else right
-
-
-def _kind(join: Join) -> str:
-    return "as_of" if isinstance(join, AsOf) else "join"
+    return left, [] if join.how in (SEMI, ANTI) else right
 
 
 def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> Shapes:
     """Return the output: key columns, then the left side's columns, then the right side's; of `semi` and `anti` the
     left side's alone. rows: the columns of both, as `sides.wide` has them."""
-    where = f"{_kind(join)} {stage.uid}"
+    where = f"{join.kind} {stage.uid}"
     columns = [sides.values_of(stage, side, rows) for side in (0, 1)]
     for side, own in enumerate(columns) if join.times is not None else ():
         assert join.times is not None
@@ -533,7 +510,7 @@ def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, righ
     right side's. None: no row is late, or they could not have these, and nobody has asked for them."""
     if join.times is None:
         return None
-    where = f"{_kind(join)} {stage.uid}, late"
+    where = f"{join.kind} {stage.uid}, late"
     added = [(LATE_SIDE, pa.string()), (LATE_TIME, pa.timestamp("us", "UTC"))]
     columns = [*keys, *(pa.field(name, kind) for name, kind in added), *left]
     taken = {field.name for field in [*keys, *left]}

@@ -15,6 +15,7 @@ from state_ops import extras
 from state_ops.errors import GateError, StageError
 from tests.recovery.small import Bank
 from tests.tools.servers import needs
+from tests.tools.stages import altered
 from tests.weir.gates.test_gates import between, gated
 from tests.weir.replay.test_debug import digests
 from weir import Epoch, ValueState, agg
@@ -146,7 +147,7 @@ def test_a_stage_with_other_code_is_an_event(tmp_path):
     bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="9")
     bank.epochs(1)
     bank.epochs(2)
-    other = replace(bank.site.pipeline, stages=(replace(bank.site.pipeline.stages[0], function=hands_on),))
+    other = replace(bank.site.pipeline, stages=(altered(bank.site.pipeline.stages[0], function=hands_on),))
     Bank(replace(bank.site, pipeline=other)).epochs(3)
     look = Watched("small", bank.site.settings, closely=True).look()
     assert [event.what for event in timeline.events(look, [], []) if event.kind == "code"] == [

@@ -20,7 +20,6 @@ from state_ops.errors import ConfigurationError, PipelineError, StageError
 from state_ops.keyed.per_key.state_cache import CacheFigures, CacheSizes
 from weir import (
     Epoch,
-    FileSource,
     Fired,
     KeyState,
     ListOf,
@@ -35,6 +34,7 @@ from weir import (
     stage,
     testing,
 )
+from weir.definition import FileSource
 from weir.task import worker_cache
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -267,7 +267,7 @@ def test_what_the_function_raises_is_shown_with_the_key() -> None:
     with pytest.raises(StageError, match="typo") as caught:
         testing.run(made_of(function, output={})).epoch(rows(("a", 1)))
     assert "key 'a'" in str(caught.value.where)
-    assert "weir/operators" not in caught.value.traceback
+    assert "/function.py" not in caught.value.traceback
 
 
 def test_rows_with_other_columns_are_refused() -> None:

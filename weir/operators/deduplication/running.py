@@ -13,30 +13,18 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from state_ops.arrow import frames
-from state_ops.backends.base import Backend
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
 from state_ops.moments import to_micros
-from state_ops.rows import time_index
 from state_ops.rows.expiring_rows import ExpiringRows
-from state_ops.rows.resident_table import Residence
 from state_ops.schema.state_schema import StateSchema
-from weir.definition import Deduplication, Epoch, Stage
-from weir.operators.base import (
-    LATE,
-    MAIN,
-    Progress,
-    Shapes,
-    check_event_time,
-    check_storable,
-    event_times,
-    refuse_clash,
-)
+from weir.definition import LATE, MAIN, Shapes, Stage, Subtask
+from weir.operators.base import check_event_time, check_storable, event_times, refuse_clash
+from weir.operators.deduplication import SEEN, Deduplication
 from weir.operators.event_time import EventTimeOperator
+from weir.operators.forgotten import EXPIRES
 
-SEEN, EXPIRES = "first_seen", "expires"
 _STATE = StateSchema.build(
     [(SEEN, pa.timestamp("us", tz="UTC"), False, None), (EXPIRES, pa.timestamp("us", tz="UTC"), True, None)]
 )
@@ -46,23 +34,14 @@ _SWEPT = 100_000
 class DeduplicationOperator(EventTimeOperator):
     """State: per key when it was seen and when it expires. In event time both go by the column, else by `epoch.now`."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        deduplication: Deduplication,
-        shapes: Shapes,
-        backend: Backend,
-        epoch: Epoch,
-        progress: Progress,
-        groups: range,
-        residence: Residence,
-    ) -> None:
-        super().__init__("deduplicate", stage, shapes, backend, progress, groups)
-        self._rule, self._now = deduplication, to_micros(epoch.now)
+    def __init__(self, deduplication: Deduplication, subtask: Subtask) -> None:
+        super().__init__(deduplication.kind, subtask)
+        shapes, progress = subtask.shapes, subtask.progress
+        self._rule, self._now = deduplication, to_micros(subtask.epoch.now)
         # Before: what this epoch takes for expired. After: what the next one will, so that it may be swept away.
         by_event = deduplication.on is not None
         self._before, self._after = (progress.before, progress.now) if by_event else (self._now, self._now)
-        self._rows = ExpiringRows(backend, shapes.state, shapes.keys, VALUE_STATE, residence, EXPIRES)
+        self._rows = ExpiringRows(subtask.backend, shapes.state, shapes.keys, VALUE_STATE, subtask.residence, EXPIRES)
         self._added = 0
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -109,43 +88,6 @@ class DeduplicationOperator(EventTimeOperator):
         ttl, moment = self._rule.ttl, pl.Datetime("us", "UTC")
         ends = pl.lit(None, moment) if ttl is None else pl.Series(times + ttl).cast(moment)
         return pl.DataFrame({SEEN: pl.Series(times).cast(moment)}).with_columns(ends.alias(EXPIRES))
-
-
-def remembered(rows: pa.Table, before: int | None) -> pa.Table:
-    """Return the rows of state that have not expired.
-
-    Args:
-        rows: Of the state, with the column `expires`.
-        before: What the next epoch judges by, in microseconds since 1970 UTC; None: nothing has expired yet.
-    """
-    if before is None:
-        return rows
-    moment = pa.scalar(before, pa.int64()).cast(rows.schema.field(EXPIRES).type)
-    return rows.filter(pc.or_kleene(pc.is_null(rows.column(EXPIRES)), pc.greater(rows.column(EXPIRES), moment)))
-
-
-def index_changes(
-    keys: pl.DataFrame, types: pa.Schema, before: pl.DataFrame, after: pl.DataFrame
-) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Return the changes of the index by time that follow when rows of state replace others.
-
-    Args:
-        keys: Key columns and the key group of each row.
-        types: The key columns' types.
-        before: The rows that were there, in the order of the keys; with the fields' defaults where there was none.
-        after: The rows that are there now.
-
-    Returns:
-        Entries to put, and entries to delete first.
-    """
-
-    def entries(rows: pl.DataFrame) -> list[bytes]:
-        ends = rows[EXPIRES].dt.epoch("us")
-        ending = keys.filter(ends.is_not_null())
-        columns = frames.arrow(ending.select(types.names)).cast(types).columns
-        return time_index.entries(ends.drop_nulls().to_numpy(), columns, ending[GROUP].to_numpy().astype(np.uint16))
-
-    return [(entry, b"") for entry in entries(after)], entries(before)
 
 
 def deduplication_shapes(stage: Stage, rule: Deduplication, rows: pa.Schema, keys: pa.Schema) -> Shapes:

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.ids import CheckpointId
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
 from state_ops.rows import distinct_values, key_aggregation
 from state_ops.rows.aggregates import Agg
@@ -38,8 +37,9 @@ from weir.connectors.delta.change_feed import (
     UPDATE_BEFORE,
     check_changes,
 )
-from weir.definition import Aggregation, Stage
-from weir.operators.base import MAIN, Shapes, check_storable, refuse_clash, state_of, values_of
+from weir.definition import MAIN, Shapes, Stage, Subtask
+from weir.operators.aggregation import Aggregation
+from weir.operators.base import check_storable, refuse_clash, state_of, values_of
 from weir.operators.filtered_rows import FilteredRows
 
 _PARTIAL_ROWS = 500_000
@@ -52,17 +52,10 @@ class AggregationOperator:
     """State: one value row per key, the fields of the aggregates; of `count_distinct`, and of what goes by values over
     changes, the values as a map."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        aggregation: Aggregation,
-        shapes: Shapes,
-        backend: Backend,
-        epoch: CheckpointId,
-        residence: Residence,
-    ) -> None:
+    def __init__(self, aggregation: Aggregation, subtask: Subtask) -> None:
+        stage, shapes, backend, residence = subtask.stage, subtask.shapes, subtask.backend, subtask.residence
         self._aggregation, self._shapes = aggregation, shapes
-        self._epoch, self._where = epoch, f"aggregate {stage.uid}"
+        self._epoch, self._where = subtask.checkpoint, f"aggregate {stage.uid}"
         self._by = [GROUP, *stage.key]
         retracts = retractions.ROWS in shapes.state.arrow.names
         grouped = [*self._by, CHANGE_TYPE] if retracts else self._by
@@ -80,6 +73,9 @@ class AggregationOperator:
         self._paused = False
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
+        self.due: int | None = None
+        self.swept: str | None = None
+        self.has_timers: bool | None = None
 
     def _value_counts(self, backend: Backend, residence: Residence) -> list[ValueCounts]:
         """Return the counts of each set of values that aggregates over changes need."""

@@ -28,23 +28,15 @@ from state_ops.keyed.keyed_state import GROUP, scan_values
 from state_ops.outputs import REST
 from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.aggregates import Agg
-from state_ops.rows.resident_table import Residence
 from state_ops.rows.sketches import DISTINCT, QUANTILE, sketched
 from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.state_schema import StateSchema
-from weir.definition import SessionWindow, Stage
-from weir.operators import event_time
-from weir.operators.base import (
-    MAIN,
-    Progress,
-    Shapes,
-    check_event_time,
-    refuse_clash,
-    state_of,
-)
-from weir.operators.event_time import END, START, EventTimeOperator
+from weir.definition import MAIN, Shapes, Stage, Subtask
+from weir.operators.base import check_event_time, refuse_clash, state_of
 from weir.operators.filtered_rows import FilteredRows
-from weir.operators.session_store import (
+from weir.operators.windows import END, START, SessionWindow
+from weir.operators.windows.rows import WindowsOperator, shapes_of
+from weir.operators.windows.session_store import (
     HASH,
     SESSIONS,
     OpenSessions,
@@ -64,25 +56,17 @@ _FIRE_KEYS = 50_000
 _LAST = np.iinfo(np.int64).max  # later than every end
 
 
-class SessionOperator(EventTimeOperator):
+class SessionOperator(WindowsOperator):
     """State: per key the list of its open sessions, apart from each other, and an index of keys by their first end."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        window: SessionWindow,
-        shapes: Shapes,
-        backend: Backend,
-        progress: Progress,
-        groups: range,
-        residence: Residence | None = None,
-    ) -> None:
-        super().__init__("window", stage, shapes, backend, progress, groups)
+    def __init__(self, window: SessionWindow, subtask: Subtask) -> None:
+        super().__init__(window.kind, subtask)
+        stage, shapes = subtask.stage, subtask.shapes
         self._window = window
         self._by = [GROUP, *stage.key]
         self._filtered = FilteredRows(window.aggregates, self._by, self._where)
         self._aggregates = self._filtered.aggregates
-        self._open = OpenSessions(backend, shapes.state, shapes.keys, groups, residence)
+        self._open = OpenSessions(subtask.backend, shapes.state, shapes.keys, subtask.groups, subtask.resident)
         self._sessions = _Sessions(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
         # State has sketches in place of the values that gather until then.
         self._sketches = [(name, agg.kind) for name, agg in self._aggregates if agg.kind in (DISTINCT, QUANTILE)]
@@ -287,4 +271,4 @@ def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: p
     refuse_clash(stage, {field.name for field in fields}, "a field of its state")
     session = pa.struct([pa.field(field.name, field.type) for field in fields])
     state = StateSchema.build([(SESSIONS, pa.list_(session), True, None)])
-    return event_time.window_shapes(stage, window, rows, keys, state, no_sessions(keys, state))
+    return shapes_of(stage, window, rows, keys, state, no_sessions(keys, state))

@@ -25,27 +25,18 @@ from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE, WINDOW_STATE
 from state_ops.moments import to_micros
 from state_ops.rows.expiring_rows import ExpiringRows
-from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
 from state_ops.rows.spill import Spill
 from state_ops.schema.key_codec import decode_keys, encode_int64, group_prefix
 from state_ops.schema.row_codec import decode_rows
 from state_ops.schema.state_schema import StateSchema
 from weir.connectors.delta.change_feed import CHANGE_TYPE, DELETE, INSERT, UPDATE, UPDATE_BEFORE
-from weir.definition import Epoch, Stage, TopN
-from weir.operators.base import (
-    LATE,
-    MAIN,
-    Progress,
-    Shapes,
-    check_event_time,
-    check_storable,
-    event_times,
-    refuse_clash,
-)
+from weir.definition import LATE, MAIN, Shapes, Stage, Subtask
+from weir.operators.base import check_event_time, check_storable, event_times, refuse_clash
 from weir.operators.event_time import EventTimeOperator
+from weir.operators.forgotten import EXPIRES
+from weir.operators.top_n import ROWS, TopN
 
-ROWS, EXPIRES = "rows", "expires"
 _UNTIL, _RANK, _AT = "__weir_until", "__weir_rank", "__weir_at"
 _MOMENT = pa.timestamp("us", tz="UTC")
 _GATHERED_BYTES = 64 << 20  # of rows that wait in memory before they are reduced
@@ -134,19 +125,10 @@ def _differs(rows: pl.DataFrame, names: Sequence[str]) -> np.ndarray:
 class TopNOperator(EventTimeOperator):
     """State: the first rows of each key; with `until`, of each key whose ranks are not final."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        rule: TopN,
-        shapes: Shapes,
-        backend: Backend,
-        epoch: Epoch,
-        progress: Progress,
-        groups: range,
-        residence: Residence,
-    ) -> None:
-        super().__init__("top_n", stage, shapes, backend, progress, groups)
-        self._rule, self._now = rule, to_micros(epoch.now)
+    def __init__(self, rule: TopN, subtask: Subtask) -> None:
+        super().__init__(rule.kind, subtask)
+        stage, shapes, backend, residence = subtask.stage, subtask.shapes, subtask.backend, subtask.residence
+        self._rule, self._now = rule, to_micros(subtask.epoch.now)
         self._values = value_columns(shapes.state)
         names = [name for name, _ in rule.by]
         others = tuple(name for name in self._values if name not in names)

@@ -24,24 +24,15 @@ from state_ops.errors import InputError
 from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
 from state_ops.rows import key_aggregation
 from state_ops.rows.distinct_values import DistinctValues
-from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
 from state_ops.schema.key_codec import decode_int64, decode_keys, encode_int64, group_prefix
 from state_ops.schema.row_codec import decode_rows
 from state_ops.schema.state_schema import StateSchema
-from weir.definition import CalendarWindow, Stage, Window
-from weir.operators import event_time
-from weir.operators.base import (
-    MAIN,
-    Progress,
-    Shapes,
-    check_event_time,
-    refuse_clash,
-    state_of,
-    values_of,
-)
-from weir.operators.event_time import END, START, EventTimeOperator
+from weir.definition import MAIN, Shapes, Stage, Subtask
+from weir.operators.base import check_event_time, refuse_clash, state_of, values_of
 from weir.operators.filtered_rows import FilteredRows
+from weir.operators.windows import END, START, CalendarWindow, Window
+from weir.operators.windows.rows import WindowsOperator, shapes_of
 
 # The first end and the number of a row's windows, then one row's end; the input may have columns named like the
 # output's.
@@ -52,27 +43,19 @@ _LAST = np.iinfo(np.int64).max  # later than every end
 _ROWS_PER_LOOK, _LOOKS = 16, 4  # a look for the next window of a key group costs as much as so many gets
 
 
-class WindowOperator(EventTimeOperator):
+class WindowOperator(WindowsOperator):
     """State: one row per (window_end, key), ordered by window_end inside a key group, so that the windows that a
     watermark closes are one range of the key group. So are the values of `count_distinct`."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        window: Window,
-        shapes: Shapes,
-        backend: Backend,
-        progress: Progress,
-        groups: range,
-        residence: Residence | None = None,
-    ) -> None:
-        super().__init__("window", stage, shapes, backend, progress, groups)
+    def __init__(self, window: Window, subtask: Subtask) -> None:
+        super().__init__(window.kind, subtask)
+        stage, shapes, backend = subtask.stage, subtask.shapes, subtask.backend
         self._window = window
         self._filtered = FilteredRows(window.aggregates, [GROUP, *stage.key], self._where)
         self._aggregates = self._filtered.aggregates
         by = [GROUP, _FIRST, _NUMBER, *stage.key]
         by_window = pa.schema([(_WINDOW, pa.int64()), *shapes.keys])
-        self._rows = Rows(backend, shapes.state, by_window, WINDOW_STATE, residence)
+        self._rows = Rows(backend, shapes.state, by_window, WINDOW_STATE, subtask.resident)
         self._partials = key_aggregation.Partials(self._aggregates, by, self._where, _PARTIAL_ROWS)
         self._types = frames.from_arrow(_columns(shapes.keys, shapes.state).empty_table()).schema
         self._distinct = DistinctValues(self._aggregates, shapes.collections, backend, shapes.keys, _WINDOW)
@@ -369,5 +352,5 @@ def window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema
         check_event_time(rows, window.on, where)
     state = state_of(window.aggregates, rows, where)
     values = values_of(stage, window.aggregates, rows, state)
-    shapes = event_time.window_shapes(stage, window, rows, keys, state, no_windows(window, keys, state))
+    shapes = shapes_of(stage, window, rows, keys, state, no_windows(window, keys, state))
     return replace(shapes, collections=values)

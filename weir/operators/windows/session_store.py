@@ -26,7 +26,7 @@ from state_ops.rows.resident_table import SCAN_PER_GET, Residence
 from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
-from weir.operators.event_time import END, START
+from weir.operators.windows import END, START
 
 SESSIONS = "sessions"  # the one field of a value row
 HASH = "__weir_hash"

@@ -19,27 +19,25 @@ from state_ops.schema.state_schema import StateSchema
 from weir.connectors.lookups import key_index
 from weir.connectors.lookups.key_index import KeyIndex, TooLargeError
 from weir.connectors.lookups.lookup_table import Pinned
-from weir.definition import LEFT, Lookup, Stage
-from weir.operators.base import MAIN, Shapes, check_storable
+from weir.definition import MAIN, Shapes, Stage, Subtask
+from weir.operators.base import check_storable
+from weir.operators.joins import LEFT
+from weir.operators.lookups import Lookup
 
 
 class LookupOperator:
-    """One subtask's lookups of one epoch.
+    """One subtask's lookups of one epoch."""
 
-    Args:
-        groups: The key groups of the subtask, if rows are exchanged by key.
-        max_parallelism: The number of all key groups.
-    """
-
-    def __init__(
-        self, stage: Stage, lookup: Lookup, shapes: Shapes, groups: range = range(0), max_parallelism: int = 0
-    ) -> None:
+    def __init__(self, lookup: Lookup, subtask: Subtask) -> None:
         assert lookup.pinned is not None, "the epoch's plan has its version"
-        self._stage, self._lookup, self._pinned, self._shapes = stage, lookup, lookup.pinned, shapes
-        self._groups, self._max_parallelism = groups, max_parallelism
+        self._stage, self._lookup, self._pinned, self._shapes = subtask.stage, lookup, lookup.pinned, subtask.shapes
+        self._groups, self._max_parallelism = subtask.groups, subtask.max_parallelism
         self._index: KeyIndex | None = None
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
+        self.due: int | None = None
+        self.swept: str | None = None
+        self.has_timers: bool | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         rows = rows.drop_columns([GROUP]) if GROUP in rows.column_names else rows

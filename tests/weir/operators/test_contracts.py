@@ -1,0 +1,85 @@
+"""The contract of operators, for each of Weir's and for one of somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+
+from tests.weir.operators import outside
+from weir import (
+    Epoch,
+    Stage,
+    State,
+    ValueState,
+    agg,
+    aggregate,
+    deduplicate,
+    desc,
+    files,
+    operator,
+    select,
+    stage,
+    top_n,
+    window,
+)
+from weir.testing import OperatorContract, OperatorSystem
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SOURCE = files("{landing}/*.parquet", event_time="at")
+
+
+class Seen(State):
+    rows: int = 0
+
+
+def _counted(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """The rows, of which each key has a count."""
+    state.fold(rows, rows=agg.count())
+    return rows
+
+
+def _doubled(rows: pl.DataFrame, epoch: Epoch) -> pl.DataFrame:
+    return rows.with_columns(twice=pl.col("v") * 2)
+
+
+STAGES = {
+    "function": lambda: stage("f", source=SOURCE, key="k", state=Seen, order_by=["at", "n"])(_counted),
+    "function without a key": lambda: stage("f", source=SOURCE, key=None)(_doubled),
+    "aggregate": lambda: aggregate("a", SOURCE, key="k", n=agg.count(), v=agg.sum("v"), last=agg.last("v"), order_by=["at", "n"]),
+    "changes": lambda: aggregate("a", SOURCE, key="k", n=agg.count(), changes=True),
+    "window": lambda: window("w", SOURCE, key="k", on="at", every="10m", lateness="1d", n=agg.count()),
+    "calendar": lambda: window("w", SOURCE, key="k", on="at", every="1mo", lateness="1d", n=agg.count()),
+    "sessions": lambda: window("w", SOURCE, key="k", on="at", gap="3m", lateness="1d", v=agg.sum("v")),
+    "deduplicate": lambda: deduplicate("d", SOURCE, key="k", order_by=["at", "n"]),
+    "top_n": lambda: top_n("t", SOURCE, key="k", by=[desc("v"), "n"], n=2),
+    "select": lambda: select("s", SOURCE, "k", "v + 1 AS more", where="v > 3"),
+    "of others": lambda: operator("threshold", "o", SOURCE, key="k", order_by=["at", "n"], column="v", limit=60),
+}  # fmt: skip
+
+
+class Given(OperatorSystem):
+    rows = tuple({"k": n % 5, "n": n, "v": n * 37 % 100, "at": NOON + timedelta(minutes=n)} for n in range(60))
+
+    def __init__(self, made: Stage) -> None:
+        self._made = made
+
+    @property
+    def stage(self) -> Stage:
+        return self._made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    site = tmp_path_factory.mktemp("site")
+    outside.install(site)
+    yield
+    outside.remove(site)
+
+
+class TestEveryOperator(OperatorContract):
+    @pytest.fixture(params=STAGES)
+    def system(self, request: pytest.FixtureRequest) -> OperatorSystem:
+        return Given(STAGES[request.param]())
