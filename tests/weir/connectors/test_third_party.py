@@ -36,7 +36,7 @@ def test_it_imports_the_api_alone():
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     ours = {name for name in modules if name.split(".")[0] in ("pipelines", "state_ops", "weir", "assets")}
-    assert ours == {"weir.api"}
+    assert ours == {"weir"}
 
 
 @pytest.mark.long
