@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    api = import_module("weir.api")
-    if name not in api.__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(api.__all__)}")
-    globals()[name] = getattr(api, name)
+    try:
+        globals()[name] = getattr(import_module("weir.api"), name)
+    except AttributeError as error:
+        raise AttributeError(str(error).replace("weir.api", __name__)) from None
     return globals()[name]
 
 
