@@ -61,14 +61,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import polars as pl
-import pyarrow as pa
-
-from state_ops.arrow.types import unknown_to_polars
 from state_ops.errors import PipelineError
+from state_ops.lazily import Lazily
 from state_ops.rows.sketches import DISTINCT, QUANTILE, estimates, gathered, united
-from state_ops.schema.key_codec import check_key_type
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+else:
+    pl, pa = Lazily("polars"), Lazily("pyarrow")
 
 _NAMES = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
 _SKETCHES = (DISTINCT, QUANTILE)
@@ -155,6 +158,8 @@ class Agg:
 
     def check(self, name: str, schema: pa.Schema, where: str) -> None:
         """Raise PipelineError unless the columns exist and can be aggregated so."""
+        from state_ops.arrow.types import unknown_to_polars
+
         for column in self.columns:
             if column not in schema.names:
                 by = f" by {', '.join(self.order_by)}" if self.order_by else ""
@@ -195,6 +200,8 @@ class Agg:
 
     def _check_values(self, name: str, kind: pa.DataType, where: str) -> None:
         try:
+            from state_ops.schema.key_codec import check_key_type
+
             check_key_type(self.column or "", _kept_type(kind))
         except PipelineError as error:
             raise PipelineError(

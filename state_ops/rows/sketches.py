@@ -9,13 +9,15 @@ DataSketches is imported when the first sketch is made, since most pipelines hav
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import polars as pl
+from state_ops.lazily import Lazily
 
-from state_ops.arrow import frames
-from state_ops.schema.key_groups import xxhash64
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+else:
+    np, pl = Lazily("numpy"), Lazily("polars")
 
 _LG_REGISTERS, _COMPRESSION = 12, 200
 DISTINCT, QUANTILE = "approx_distinct", "approx_quantile"
@@ -32,6 +34,9 @@ def sketched(kind: str, values: pl.Series) -> pl.Series:
     flat = values.list.explode(empty_as_null=False)
     make: Callable[[np.ndarray], bytes]
     if kind == DISTINCT:
+        from state_ops.arrow import frames
+        from state_ops.schema.key_groups import xxhash64
+
         numbers, make = xxhash64(frames.arrow(flat.to_frame("v")).columns).view(np.int64), _distinct
     else:
         numbers, make = flat.to_numpy(), _quantiles

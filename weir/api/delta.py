@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from state_ops.errors import PipelineError
 from weir.api.arguments import names_of
 from weir.connectors.delta.sink import DeltaSink, ReplaceSink, UpsertSink
-from weir.connectors.delta_table.source import DeltaTableSource
 from weir.connectors.sink import default_sink_name
 from weir.connectors.source import default_name
+
+if TYPE_CHECKING:
+    from weir.connectors.delta_table.source import DeltaTableSource
 
 
 class delta:
@@ -72,6 +74,8 @@ class delta:
             >>> orders.name, orders.event_time
             ('orders', 'at')
         """
+        from weir.connectors.delta_table.source import DeltaTableSource
+
         return DeltaTableSource(
             name=name or default_name(path),
             path=path,

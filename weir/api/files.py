@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from state_ops.errors import PipelineError
-from weir.definition import FileSource
+from state_ops.lazily import Lazily
+from weir.definition.files import FileSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = Lazily("pyarrow")
 
 
 def files(

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from state_ops.arrow import frames
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
-from state_ops.keyed.ttl import READ_AND_WRITE, WRITE, Ttl
-from state_ops.schema.annotations import meaning_of
-from state_ops.schema.state_class import State
 from weir.api.arguments import columns_of, gates_of, names_of
 from weir.connectors.sink import Sink
 from weir.definition import MAIN, Gate, Input, Stage, reading
 from weir.operators.functions import Function
-from weir.operators.functions.per_key import check_parameters, slicer_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from state_ops.keyed.ttl import Ttl
+    from state_ops.schema.state_class import State
 
 
 def stage(  # as long as what is said of its arguments
@@ -39,7 +38,7 @@ def stage(  # as long as what is said of its arguments
     gate: Gate | Sequence[Gate] = (),
     on_timer: Callable[..., Any] | None = None,
     ttl: str | timedelta | None = None,
-    ttl_on: str = WRITE,
+    ttl_on: str = "write",
     accepts_changes: bool = False,
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Make a stage of a function of the author.
@@ -103,6 +102,9 @@ def stage(  # as long as what is said of its arguments
         >>> run.state["ann"]
         Total(spent=125)
     """
+
+    from state_ops.arrow import frames
+    from weir.operators.functions.per_key import check_parameters, slicer_of
 
     lifetime = _ttl(uid, ttl, ttl_on)
     if key is not None and (not key or state is None):
@@ -177,6 +179,10 @@ def _declared(uid: str, output: Mapping[str, Any] | None, beside: Sequence[str])
 
 def _columns_of(uid: str, columns: Mapping[str, Any]) -> pa.Schema:
     """Columns with Arrow types, from such or from annotations."""
+    import pyarrow as pa
+
+    from state_ops.schema.annotations import meaning_of
+
     fields = []
     for name, kind in columns.items():
         try:
@@ -191,6 +197,8 @@ def _columns_of(uid: str, columns: Mapping[str, Any]) -> pa.Schema:
 
 
 def _ttl(uid: str, ttl: str | timedelta | None, ttl_on: str) -> Ttl | None:
+    from state_ops.keyed.ttl import READ_AND_WRITE, WRITE, Ttl
+
     where = f"stage {uid}"
     if ttl_on not in (WRITE, READ_AND_WRITE):
         raise PipelineError(

@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import pyarrow as pa
-
-from state_ops.arrow.unfit_values import UnfitValue
 from state_ops.errors import DamageError
-from state_ops.storage.storage import Storage
 from weir.connectors.source import RUNNING, default_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from state_ops.arrow.unfit_values import UnfitValue
+    from state_ops.storage.storage import Storage
 
 
 class Rows(Protocol):

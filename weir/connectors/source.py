@@ -14,12 +14,13 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol, runtime_checkable
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from state_ops.durations import micros
 from state_ops.errors import ConfigurationError, PipelineError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Json = Mapping[str, Any]
 Position = Mapping[str, Any]

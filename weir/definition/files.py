@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from state_ops.arrow.frames import canonical_schema
 from state_ops.outputs import MAIN as MAIN
 from weir.connectors.source import FAIL
 from weir.connectors.source import Source as Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PARQUET = "parquet"
 
@@ -44,4 +44,8 @@ class FileSource(Source):
 
     @property
     def declared_columns(self) -> pa.Schema | None:
-        return None if self.schema is None else canonical_schema(self.schema)
+        if self.schema is None:
+            return None
+        from state_ops.arrow.frames import canonical_schema
+
+        return canonical_schema(self.schema)

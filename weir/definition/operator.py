@@ -12,28 +12,28 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-import pyarrow as pa
-
-from state_ops.backends.base import Backend
 from state_ops.ids import CheckpointId
-from state_ops.keyed.per_key.key_state import OpenCache, no_cache
-from state_ops.keyed.ttl import Forgotten, Ttl, stamped
 from state_ops.outputs import MAIN
-from state_ops.records.acks import Ack
-from state_ops.records.operator_stats import OperatorStats
-from state_ops.rows.aggregates import Agg
-from state_ops.rows.resident_table import Residence
-from state_ops.rows.row_store import Rows
-from state_ops.schema.descriptors import GROUP, VALUE_STATE, Collection
-from state_ops.schema.state_class import State
-from state_ops.schema.state_schema import StateSchema
-from weir.connectors.lookups.lookup_table import Pinned
-from weir.connectors.sink import Sink
-from weir.connectors.source import Source
-from weir.definition.findings import Finding
 from weir.definition.names import ROW
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from state_ops.backends.base import Backend
+    from state_ops.keyed.per_key.key_state import OpenCache
+    from state_ops.keyed.ttl import Forgotten, Ttl
+    from state_ops.records.acks import Ack
+    from state_ops.records.operator_stats import OperatorStats
+    from state_ops.rows.aggregates import Agg
+    from state_ops.rows.resident_table import Residence
+    from state_ops.rows.row_store import Rows
+    from state_ops.schema.descriptors import Collection
+    from state_ops.schema.state_class import State
+    from state_ops.schema.state_schema import StateSchema
+    from weir.connectors.lookups.lookup_table import Pinned
+    from weir.connectors.sink import Sink
+    from weir.connectors.source import Source
+    from weir.definition.findings import Finding
     from weir.definition.stage import Stage
 
 
@@ -116,6 +116,8 @@ class Shapes:
     def of(cls, keys: pa.Schema, state: type[State], main: pa.Schema) -> Shapes:
         """Return the schemas of an operator that keeps one row a key, as a class of state has it, and hands out rows
         with the columns `main`."""
+        from state_ops.schema.state_schema import StateSchema
+
         return cls(keys, StateSchema.of(state), {MAIN: main})
 
     @property
@@ -123,12 +125,16 @@ class Shapes:
         """These schemas with the main output as the operator hands it out."""
         if not self.tracked:
             return self
+        import pyarrow as pa
+
         main = pa.schema([*self.outputs[MAIN], pa.field(ROW, pa.int64())])
         return replace(self, outputs={**self.outputs, MAIN: main})
 
     @property
     def with_stamps(self) -> Shapes:
         """These schemas with a time of the last touch in each row, as a stage with a TTL has already."""
+        from state_ops.keyed.ttl import stamped
+
         collections = tuple(replace(collection, schema=stamped(collection.schema)) for collection in self.collections)
         return replace(self, state=stamped(self.state), collections=collections)
 
@@ -146,7 +152,7 @@ class Subtask:
         max_parallelism: The number of all key groups.
         state: Where it keeps its state; None, of a stage without a key.
         swept: Where its sweep of expired state goes on, as a key in hex; None: at the beginning.
-        open_cache: Opens the cache of state that is used key by key.
+        open_cache: Opens the cache of state that is used key by key; None: there is none.
         resident: Where tables of its rows come from and go to, and what does not fit into memory; None: nowhere.
         checkpoint: The checkpoint that its state will be part of: a later one than the epoch whose rows have waited.
         forgotten: What a TTL has let expire before this epoch.
@@ -168,7 +174,7 @@ class Subtask:
     max_parallelism: int = 0
     state: Backend | None = None
     swept: str | None = None
-    open_cache: OpenCache = no_cache
+    open_cache: OpenCache | None = None
     resident: Residence | None = None
     checkpoint: CheckpointId | None = None
     forgotten: Forgotten | None = None
@@ -182,10 +188,15 @@ class Subtask:
     @property
     def by(self) -> list[str]:
         """The columns of its rows by which state is found: the key group and the key."""
+        from state_ops.schema.descriptors import GROUP
+
         return [GROUP, *self.stage.key]
 
     def rows(self) -> Rows:
         """Return the state as rows, one for each key: `get` and `put` them by the columns `by`."""
+        from state_ops.rows.row_store import Rows
+        from state_ops.schema.descriptors import VALUE_STATE
+
         return Rows(self.backend, self.shapes.state, self.shapes.keys, VALUE_STATE, self.resident)
 
     @property

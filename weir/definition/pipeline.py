@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from state_ops.days import Days
 from state_ops.errors import PipelineError
 from state_ops.outputs import MAIN as MAIN
-from state_ops.schema.key_groups import check_parallelism
 from state_ops.storage.branches import BRANCHES, Branch
 from state_ops.storage.paths import data_directory
 from state_ops.value_text import literal
@@ -22,6 +19,9 @@ from weir.connectors.source import Source as Source
 from weir.definition.gates import ROWS, Expected
 from weir.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
 from weir.definition.stage import Stage, is_clocked, keeps_changes, sinks_shown, sources_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
 
@@ -83,6 +83,8 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         check_name(self.name, "pipeline")
+        from state_ops.schema.key_groups import check_parallelism
+
         check_parallelism(1, self.max_parallelism)
         for field in ("owners", "retired", "added", "days_by", "same_rows"):
             # in a text every part of a name would be one of them
@@ -246,6 +248,8 @@ class Pipeline:
         Args:
             schema: Of the table.
         """
+        import pyarrow as pa
+
         timed = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
         for stage in self.stages:
             for output, sink in stage.sinks_by_output:

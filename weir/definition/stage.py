@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from state_ops.errors import PipelineError
-from state_ops.keyed.ttl import Ttl
 from state_ops.outputs import LATE, PARTS
 from state_ops.outputs import MAIN as MAIN
-from state_ops.schema.state_class import State
-from state_ops.schema.state_schema import StateSchema
 from weir.connectors.delta.change_feed import CHANGE_TYPE, refuse_replaced
 from weir.connectors.delta.sink import DeltaSink
-from weir.connectors.lookups.lookup_table import Pinned
 from weir.connectors.sink import Sink
 from weir.connectors.source import Source as Source
 from weir.definition.gates import STATE, Gate
 from weir.definition.made_columns import has, keeps
 from weir.definition.names import QUARANTINE, START, TAKEN, check_name
 from weir.definition.operator import OF_INPUT, OperatorKind
+
+if TYPE_CHECKING:
+    from state_ops.keyed.ttl import Ttl
+    from state_ops.schema.state_class import State
+    from weir.connectors.lookups.lookup_table import Pinned
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Stage:
                 f"null_keys={self.null_keys!r} is no policy.", where=f"stage {self.uid}", next='Say "fail" or "drop".'
             )
         if self.state is not None:
+            from state_ops.schema.state_schema import StateSchema
+
             StateSchema.of(self.state)
         if self.quarantines:
             _check_quarantine(self)

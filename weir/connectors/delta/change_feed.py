@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING
 
 from state_ops.errors import InputError, PipelineError
+from state_ops.lazily import Lazily
 from weir.connectors.sink import Sink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    pa, pc = Lazily("pyarrow"), Lazily("pyarrow.compute")
 
 CHANGE_TYPE = "_change_type"  # a column of rows that say what became of their key, as in Delta's change data feed
 INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import pyarrow as pa
-
-from state_ops.arrow import frames
-from state_ops.keyed.ttl import Ttl
-from state_ops.records.operator_stats import OperatorStats
-from state_ops.schema.state_class import State
 from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.definition import Operator, OperatorKind, Shapes, Source, Stage, Subtask
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from state_ops.keyed.ttl import Ttl
+    from state_ops.records.operator_stats import OperatorStats
+    from state_ops.schema.state_class import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Function(OperatorKind):
     def given_to_polars(self, stage: Stage, rows: pa.Schema) -> Sequence[str]:
         if not stage.key:
             return ()
+        from state_ops.arrow import frames
+
         whole = not self.per_key and frames.is_given_polars(self.function)
         return rows.names if whole else stage.order_by
 

@@ -18,7 +18,7 @@ from state_ops.arrow import frames
 from state_ops.arrow.types import zero_of
 from state_ops.errors import InputError, PipelineError, StageError, WeirError
 from state_ops.keyed.keyed_state import KeyedState
-from state_ops.keyed.per_key.key_state import KeyState, KeyStates, row_store
+from state_ops.keyed.per_key.key_state import KeyState, KeyStates, no_cache, row_store
 from state_ops.keyed.ttl import Expiry
 from state_ops.schema.python_rows import columns
 from state_ops.schema.state_schema import Field
@@ -79,7 +79,7 @@ class PerKey:
         self._declared, self._on_timer = dict(function.declared), function.on_timer
         self._where = f"stage {self._stage.uid}"
         self._sliced = slicer_of(function.function)
-        cache = subtask.open_cache(row_store(subtask.backend, schema, self._where, expiry), schema)
+        cache = (subtask.open_cache or no_cache)(row_store(subtask.backend, schema, self._where, expiry), schema)
         self._states = KeyStates(function.state, schema, self._where, cache)
         self._state = KeyState(self._states)
 
