@@ -37,3 +37,11 @@ def test_what_is_not_needed_is_not_loaded(imports, absent):
     code = f"import sys, {imports}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
     assert not set(absent) & set(ran.stdout.split())
+
+
+def test_names_of_authors_are_imported_without_what_they_use_later():
+    """A pipeline's file is imported by every command."""
+    code = "import sys; from weir import Pipeline, agg, delta, files, stage; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in ran.stdout.split()}
+    assert not loaded & {"pyarrow", "polars", "numpy", "pandas", "deltalake", "pyspark", "dagster"}

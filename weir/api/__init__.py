@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from state_ops.schema.descriptors import ListOf, MapOf
     from state_ops.schema.state_class import State, Timestamp
     from weir.api.arguments import side
-    from weir.api.as_of import as_of
     from weir.api.connectors import (
         Batch,
         Capabilities,
@@ -52,16 +51,17 @@ if TYPE_CHECKING:
         sink,
         source,
     )
-    from weir.api.delta import delta
+    from weir.api.delta_tables import delta
     from weir.api.expectations import expect, on_state, on_table
-    from weir.api.files import files
+    from weir.api.facts import as_of
+    from weir.api.file_sources import files
     from weir.api.kafka_topics import kafka
     from weir.api.lookups import lookup
     from weir.api.operators import aggregate, deduplicate, join, operator, window
+    from weir.api.ranking import desc, top_n
     from weir.api.stages import stage
     from weir.api.stateless import select, union
     from weir.api.systems import foreach, generator, postgres
-    from weir.api.top_n import desc, top_n
     from weir.definition.operator import Epoch, Operator, OperatorKind, Shapes, Subtask
     from weir.definition.pipeline import Pipeline
     from weir.definition.stage import Stage
@@ -147,7 +147,7 @@ _NAMES = {
     **dict.fromkeys(("ListOf", "MapOf"), "state_ops.schema.descriptors"),
     **dict.fromkeys(("State", "Timestamp"), "state_ops.schema.state_class"),
     **dict.fromkeys(("side",), "weir.api.arguments"),
-    **dict.fromkeys(("as_of",), "weir.api.as_of"),
+    **dict.fromkeys(("as_of",), "weir.api.facts"),
     **dict.fromkeys(
         (
             "Batch",
@@ -184,9 +184,9 @@ _NAMES = {
         ),
         "weir.api.connectors",
     ),
-    **dict.fromkeys(("delta",), "weir.api.delta"),
+    **dict.fromkeys(("delta",), "weir.api.delta_tables"),
     **dict.fromkeys(("expect", "on_state", "on_table"), "weir.api.expectations"),
-    **dict.fromkeys(("files",), "weir.api.files"),
+    **dict.fromkeys(("files",), "weir.api.file_sources"),
     **dict.fromkeys(("kafka",), "weir.api.kafka_topics"),
     **dict.fromkeys(("lookup",), "weir.api.lookups"),
     **dict.fromkeys(
@@ -202,7 +202,7 @@ _NAMES = {
     **dict.fromkeys(("stage",), "weir.api.stages"),
     **dict.fromkeys(("select", "union"), "weir.api.stateless"),
     **dict.fromkeys(("foreach", "generator", "postgres"), "weir.api.systems"),
-    **dict.fromkeys(("desc", "top_n"), "weir.api.top_n"),
+    **dict.fromkeys(("desc", "top_n"), "weir.api.ranking"),
     **dict.fromkeys(
         (
             "Epoch",

@@ -51,7 +51,7 @@ _LIBRARIES = tuple(
 HOME = Path(__file__).resolve().parents[2]  # the folder with both packages
 # Names by which checkpoints know modules of Weir that have moved since: a module that moves changes no stage's code.
 _RECORDED = {
-    **{f"weir.api.{name}": "pipelines.api" for name in ("delta", "expectations", "files", "stages")},
+    **{f"weir.api.{name}": "pipelines.api" for name in ("delta_tables", "expectations", "file_sources", "stages")},
     "weir.operators.windows.calendars": "pipelines.runtime.definition.calendars",
     **{
         f"weir.operators.{name}": "pipelines.runtime.definition.operators"
