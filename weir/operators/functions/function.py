@@ -133,12 +133,12 @@ class FunctionOperator:
 
     def _end(self) -> None:
         self._state.barrier()
-        self.has_timers = self._on_timer is not None and are_set(self._backend, self._groups)
+        self.has_timers = self._stage.on_timer is not None and are_set(self._backend, self._groups)
         if self.has_timers:
             self.due = time_index.earliest(self._backend, self._groups, PROCESSING_TIMERS, self._now)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        if self._on_timer is not None:
+        if self._stage.on_timer is not None:
             if self._progress.drain or self._progress.now is not None:
                 yield from self._fire_due(EVENT, self._progress.now, self._progress.drain)
             yield from self._fire_due(PROCESSING, self._now)
