@@ -227,7 +227,8 @@ class _Output(FileIO):
 
 
 def _refused_output() -> OSError | None:
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    output = getattr(sys.stdout, "buffer", None)
+    raw = getattr(output, "raw", output)
     return raw.refused if isinstance(raw, _Output) else None
 
 
@@ -264,8 +265,11 @@ def process() -> NoReturn:
     code = 0
     if sys.stdout is sys.__stdout__:
         shown = cast(TextIOWrapper, sys.stdout)
-        output = BufferedWriter(_Output(shown.fileno(), "w", closefd=False))
-        sys.stdout = TextIOWrapper(output, shown.encoding, shown.errors, line_buffering=shown.line_buffering)
+        raw, at_once = _Output(shown.fileno(), "w", closefd=False), shown.write_through  # PYTHONUNBUFFERED
+        output = cast(BufferedWriter, raw) if at_once else BufferedWriter(raw)
+        sys.stdout = TextIOWrapper(
+            output, shown.encoding, shown.errors, line_buffering=shown.line_buffering, write_through=at_once
+        )
     for stream in (sys.stdout, sys.stderr):  # a character that a stream's encoding lacks is shown by its number
         if stream.encoding.lower() not in ("utf-8", "utf8"):
             cast(TextIOWrapper, stream).reconfigure(errors="backslashreplace")
