@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from state_ops.errors import ConfigurationError
-from state_ops.printable import printable, unforged
+from state_ops.printable import in_json, printable, unforged
 from state_ops.redaction import redacted
 
 FORMAT = "WEIR_LOGGING__FORMAT"
@@ -192,7 +192,7 @@ def line(level: str, logger: str, event: str, **fields: Any) -> str:
 
 def as_json(fields: Mapping[str, Any]) -> str:
     """Return an object on one line, redacted. What JSON has no type for is text, and a number that is none is null."""
-    return json.dumps(_plain(fields), allow_nan=False)
+    return in_json(json.dumps(_plain(fields), allow_nan=False))
 
 
 def facts_of(error: BaseException) -> dict[str, str]:

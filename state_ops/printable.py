@@ -40,6 +40,22 @@ def unforged(text: str) -> str:
     return _FORGED.sub("\\\\n", printable(text))
 
 
+def in_json(text: str) -> str:
+    r"""Return a document of JSON whose texts have each such character as JSON escapes it: `\u009b`. It means the same.
+
+    Example:
+        >>> from state_ops.printable import in_json
+        >>> in_json('"a\x9b"')
+        '"a\\u009b"'
+    """
+    return text if text.isascii() and text.isprintable() else _ACTS.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
 def _shown(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

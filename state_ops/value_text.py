@@ -7,14 +7,16 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from state_ops.printable import in_json
+
 
 def as_json(value: Any, **options: Any) -> str:
-    """JSON that every parser takes: what it has no type for as `jsonable` says, and the numbers that it has not as the
-    texts nan, inf, -inf."""
+    """JSON that every parser takes, and a terminal: what it has no type for as `jsonable` says, the numbers that it has
+    not as the texts nan, inf, -inf, and characters that do something escaped."""
     try:
-        return json.dumps(value, default=jsonable, allow_nan=False, **options)
+        return in_json(json.dumps(value, default=jsonable, allow_nan=False, **options))
     except ValueError:
-        return json.dumps(_finite(value), default=jsonable, allow_nan=False, **options)
+        return in_json(json.dumps(_finite(value), default=jsonable, allow_nan=False, **options))
 
 
 def _finite(value: Any) -> Any:

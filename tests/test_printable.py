@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 
 import pytest
@@ -12,6 +13,7 @@ from state_ops.errors import WeirError
 from weir.cli import console
 from weir.cli.debugging.showing import slice_in_words
 from weir.cli.rendering import short
+from weir.inspection.export import json_line
 from weir.markdown import as_code, as_text
 
 HOSTILE = "k\x1b]52;c;Y3VybA==\x1b\\\x1b[2J\x9b31m\x07\x00\u202e\u061c\U000e0041[x]"
@@ -29,6 +31,17 @@ def test_each_character_that_does_something_is_shown_by_its_number():
     assert printable.printable("Zürich 東京\t1\n2") == "Zürich 東京\t1\n2"
     assert printable.on_one_line("a\n\tb") == "a\\n\\tb"
     assert printable.printable("\udcff").encode() == b"\\udcff"
+
+
+def test_json_escapes_each_such_character_and_means_the_same(capsys):
+    value = {HOSTILE: [HOSTILE + "\x7f\u2028\n\t", "Zürich 東京", "\U0001f600"], "n": 0.5}
+    console.print_json(value)
+    printed = capsys.readouterr().out
+    for text in (printed, json_line(value), json_line({"n": float("nan")} | {HOSTILE: HOSTILE}), logs.as_json(value)):
+        assert acts(text) == [], text
+    assert json.loads(printed) == json.loads(json_line(value)) == value
+    assert "Zürich 東京" in json_line(value), "what only shows stays"
+    assert json_line("\udc80").encode() == rb'"\udc80"', "half a character too"
 
 
 @pytest.mark.parametrize("kind", [ValueError, WeirError])

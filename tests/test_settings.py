@@ -402,6 +402,34 @@ def test_a_variable_that_holds_a_mapping_is_named_for_what_is_wrong_in_it(config
     assert "s3cret" not in str(error)
 
 
+@pytest.mark.parametrize("wrong", ["5", "text", "[1]", "true"])
+@pytest.mark.parametrize(
+    "section", [*settings.Settings.model_fields, "storage.s3", "pipelines.orders", "pipelines.orders.params"]
+)
+def test_a_variable_hides_no_section_of_a_wrong_type(config, section, wrong):
+    text = f"{section.replace('.', ': {')}: {wrong}{'}' * section.count('.')}"
+    below = {"pipelines": "PIPELINES__ORDERS__PARAMS__DAY", "connections": "CONNECTIONS__C__OPTIONS__HOST"}
+    variable = below.get(section.partition(".")[0], f"{section.upper().replace('.', '__')}__WHATEVER")
+    error = _refused(config, text, **{f"WEIR_{variable}": "2024"})
+    (line,) = (line for line in error.what.splitlines() if line.startswith(f"  {section}: "))
+    assert line.endswith("[test.yaml]")
+
+
+def test_a_variable_hides_no_wrong_type_of_another_variable(config):
+    error = _refused(config, "", WEIR_EPOCH="5", WEIR_EPOCH__MAX_FILES="3")
+    assert error.what.splitlines()[1:] == [
+        "  epoch: Input should be a valid dictionary or instance of EpochSettings (got '5')  [WEIR_EPOCH]"
+    ]
+
+
+def test_a_variable_may_say_of_a_literal_where_the_secret_is_and_fill_a_section_without_keys(config):
+    text = "connections: {c: {options: {password: literal}}}\npipelines:\n"
+    variables = {"WEIR_CONNECTIONS__C__OPTIONS__PASSWORD__ENV": "SECRET", "WEIR_PIPELINES__X__OBJECT": "a.b:c"}
+    loaded = config(text, **variables)
+    assert loaded.connections["c"].options["password"].env == "SECRET"
+    assert loaded.pipelines["x"].object == "a.b:c"
+
+
 @pytest.mark.parametrize("text", ["@data", "a: b: c", "%scratch", "'quoted"])
 def test_a_variable_that_holds_text_is_not_read_as_yaml(config, text):
     assert config("", WEIR_STORAGE__ROOT=text).storage.root == text

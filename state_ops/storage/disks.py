@@ -128,12 +128,12 @@ def full(error: BaseException, places: Mapping[str, str | Path]) -> str | None:
             file, or else the fullest.
         places: Where Weir writes, by the setting that says so.
     """
-    causes = list(_causes(error))
-    named = [cause.filename for cause in causes if isinstance(cause, OSError) and is_full(cause)]
+    all_causes = list(causes(error))
+    named = [cause.filename for cause in all_causes if isinstance(cause, OSError) and is_full(cause)]
     of_files = [candidate for path in named if isinstance(path, str | Path) and (candidate := disk(path)) is not None]
     others = [candidate for path in places.values() if (candidate := disk(path)) is not None]
     candidates = [candidate for candidate in (*of_files, *others) if candidate.is_full]
-    if not candidates and any(map(is_full, causes)):  # somebody has made room since, or it is a quota
+    if not candidates and any(map(is_full, all_causes)):  # somebody has made room since, or it is a quota
         candidates = of_files or sorted(others, key=lambda candidate: candidate.free)[:1]
     settings = {str(path): name for name, path in places.items()}
     descriptions = [
@@ -143,7 +143,8 @@ def full(error: BaseException, places: Mapping[str, str | Path]) -> str | None:
     return "; ".join(dict.fromkeys(descriptions)) or None
 
 
-def _causes(error: BaseException) -> Iterable[BaseException]:
+def causes(error: BaseException) -> Iterable[BaseException]:
+    """Yield an error and all that led to it."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
+from state_ops.coordination import publishing_refused
 from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
 from state_ops.fsck.findings import Kind
 from tests.recovery import ledger, small
@@ -17,8 +18,10 @@ from tests.recovery.small import Bank
 from tests.tools.stages import altered
 from weir import Pipeline
 from weir.cli import status
-from weir.operations import forks, promotion
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import forks, plan, promotion
 from weir.ownership import derived_checkpoint, publish
+from weir.ownership.pipeline_storage import open_storage
 from weir.ownership.publish import publish_missing, unpublished
 from weir.restore import rewind
 from weir.run import fsck, maintenance
@@ -96,6 +99,25 @@ def test_a_rewind_takes_it_back_and_the_corrected_stage_goes_on(bank, path, refu
     with_the_correction(bank).epochs()
     assert amounts(bank) == [1] and booked(path) == [1]
     assert findings(bank) == []
+
+
+def test_a_plan_says_what_is_committed_and_not_published_and_why(bank, path, refusing):
+    def said() -> list[tuple[str, str, str]]:
+        findings = plan.plan(bank.site.pipeline, bank.site.settings, executor=InMemoryExecutor()).findings
+        return [(found.kind, found.name, found.what) for found in findings if found.aspect == "rows"]
+
+    bank.epochs(1)
+    assert said() == []
+    with pytest.raises(PipelineError, match="violates") as refused:
+        bank.epochs(2)
+    ((kind, name, what),) = said()
+    assert (kind, name) == ("sink", "ledger")
+    assert what.startswith("checkpoint 2 is committed and not published: ") and "violates" in what
+    assert what.endswith(refused.value.what)
+    publishing_refused.clear(open_storage(bank.site.pipeline, bank.site.settings)[0])
+    assert said() == [("sink", "ledger", "checkpoint 2 is committed and not published")]
+    back(bank, 1)
+    assert said() == []
 
 
 @pytest.mark.parametrize("kind", [TransientError, DamageError])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NoReturn, TextIO, cast
@@ -202,7 +202,60 @@ def main() -> None:
 
 
 def _typed(**options: Any) -> Any:
-    """Run the command that was typed, whose words are texts also in a locale that knows ASCII alone."""
+    """Run the command that was typed, and hand out all that it says. Raises WeirError where the standard output does
+    not take that."""
+    try:
+        code = _called(**options)
+        sys.stdout.flush()
+        return code
+    except (OSError, WeirError) as error:
+        refused = next((cause for cause in disks.causes(error) if cause is _refused_output()), None)
+        if not isinstance(refused, OSError):
+            raise
+        where = _name_of_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what waits would be refused again at the end
+        if isinstance(refused, BrokenPipeError):  # its reader has seen enough, as `head` has
+            return 0
+        raise WeirError(
+            f"The standard output does not take what the command says: {refused.strerror}.",
+            where=f"standard output, {where}",
+            next="Make room there, or send the output elsewhere. What the command has changed stays changed: look "
+            "before you run it again.",
+        ) from error
+
+
+class _Output(FileIO):
+    """The standard output of the process.
+
+    Attributes:
+        refused: The error with which it has refused what was written.
+    """
+
+    refused: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.refused = error
+            raise
+
+
+def _refused_output() -> OSError | None:
+    output = getattr(sys.stdout, "buffer", None)
+    raw = getattr(output, "raw", output)
+    return raw.refused if isinstance(raw, _Output) else None
+
+
+def _name_of_output() -> str:
+    try:
+        return str(Path(f"/proc/self/fd/{sys.stdout.fileno()}").readlink())
+    except OSError:  # a system without /proc
+        return "a file"
+
+
+def _called(**options: Any) -> Any:
+    """Call the command that was typed, whose words are texts also in a locale that knows ASCII alone."""
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -225,6 +278,13 @@ def process() -> NoReturn:
     Arrow's threads may abort during that (apache/arrow#34314), and a command that succeeded would exit with 134.
     """
     code = 0
+    if sys.stdout is sys.__stdout__:
+        shown = cast(TextIOWrapper, sys.stdout)
+        raw, at_once = _Output(shown.fileno(), "w", closefd=False), shown.write_through  # PYTHONUNBUFFERED
+        output = cast(BufferedWriter, raw) if at_once else BufferedWriter(raw)
+        sys.stdout = TextIOWrapper(
+            output, shown.encoding, shown.errors, line_buffering=shown.line_buffering, write_through=at_once
+        )
     for stream in (sys.stdout, sys.stderr):  # a character that a stream's encoding lacks is shown by its number
         if stream.encoding.lower() not in ("utf-8", "utf8"):
             cast(TextIOWrapper, stream).reconfigure(errors="backslashreplace")

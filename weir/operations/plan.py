@@ -18,13 +18,14 @@ from state_ops.arrow.frames import schema_from_json
 from state_ops.backends import loader as backends
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
-from state_ops.coordination import lease
-from state_ops.counts import counted
+from state_ops.coordination import lease, publishing_refused
+from state_ops.counts import agrees, counted
 from state_ops.errors import PipelineError, WeirError
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.storage.storage import Storage
 from weir.code_changes.structure import structure
+from weir.connectors.formats import looks
 from weir.connectors.lookups.lookup_table import NEWEST, Version
 from weir.definition import FileSource, Finding, Pipeline, Shapes, Source, Stage, Verdict
 from weir.definition.fingerprint import fingerprint_of_stage
@@ -42,12 +43,16 @@ from weir.operators.compatibility import lookup_findings
 from weir.ownership.lookups import Lookups
 from weir.ownership.ownership import early_id_of
 from weir.ownership.pipeline_storage import open_storage, readers
-from weir.ownership.publish import unpublished
+from weir.ownership.publish import lacking_by_sink, unpublished
 from weir.settings.configuration import Settings
 from weir.sinks.opening import Sinks, kind_in
 from weir.sinks.places import check_places
 from weir.sources.directory_watch import DELIVERED_AGAIN, named
 
+_PUBLISHED_FIRST = (
+    "The next run publishes this before all else. If the sink refuses it again, docs/playbooks/rows-refused.md says "
+    "how to go on without losing a row."
+)
 _KINDS = ("pipeline", "source", "stage", "table", "sink")
 
 
@@ -194,7 +199,7 @@ def today(
 
 
 class PlanBuilder:
-    """Looks at a pipeline stage after stage, as the first epoch of a run does."""
+    """Looks at a pipeline stage after stage, as the first epoch of a run does; long because it looks at all of it."""
 
     def __init__(
         self,
@@ -231,6 +236,7 @@ class PlanBuilder:
         if self._head is not None:
             self.findings += structure(self._pipeline, self._head)
             self._look_at_delivery(self._head)
+            self._look_at_unpublished(self._head)
         self._look_at_sources()
         with self._sinks:
             for stage in self._pipeline.stages:
@@ -271,6 +277,22 @@ class PlanBuilder:
                 self._sinks.check_delivered(head, early_id_of(holder, head))
             except WeirError as error:
                 self.findings.refuse("pipeline", self._pipeline.name, "delivery", error)
+
+    def _look_at_unpublished(self, head: Checkpoint) -> None:
+        """Report committed checkpoints whose rows a sink lacks, while no run is at work, which would publish them."""
+        if self._only_code or lease.alive(lease.read(self._storage)):
+            return
+        lacking = lacking_by_sink(self._registry)
+        refused = publishing_refused.read(self._storage) if lacking else {}
+        tables = {
+            sink.name: self._pipeline.capabilities(sink).has_versions for sink in self._pipeline.sinks_shown(head.sinks)
+        }
+        for name, ids in lacking.items():
+            noted = refused.get(name)
+            why = f": {noted.why}" if noted is not None and noted.checkpoint in ids else ""
+            which = f"{agrees(len(ids), 'checkpoint', 'checkpoints')} {', '.join(map(str, ids))}"
+            what = f"{which} {agrees(len(ids), 'is', 'are')} committed and not published{why}"
+            self.findings.allow("table" if tables.get(name, True) else "sink", name, "rows", what, _PUBLISHED_FIRST)
 
     # -- columns
 
@@ -313,11 +335,22 @@ class PlanBuilder:
                     what = f"its directory does not exist: {reader.location}"
                     advice = "Correct the source's pattern, or make the directory; a run waits for it."
                     self.findings.allow("source", name, "files", what, advice)
+                elif not planned.files and isinstance(reader.source, FileSource):
+                    self._look_at_pattern(name, reader.source)
             except WeirError as error:
                 self.sources[name] = expected
                 self.findings.refuse(
                     "source", name, "files" if isinstance(reader.source, FileSource) else "input", error
                 )
+
+    def _look_at_pattern(self, name: str, source: FileSource) -> None:
+        """Report a pattern whose files are of another format by their names. Those that wait have been looked at."""
+        told = looks.by_name(source.pattern)
+        if told not in (None, source.format):
+            what = (
+                f'{source.pattern} names files of {looks.FORMATS[told]}, and they are read as format="{source.format}"'
+            )
+            self.findings.allow("source", name, "files", what, f'Say format="{told}" in files(...) if that is so.')
 
     def _look_at_new_columns(self, name: str, expected: pa.Schema | None, planned: pa.Schema | None) -> None:
         """Report the changes that `evolve="add"` makes to the columns of the input that waits."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -290,23 +291,28 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     if not isinstance(raw, dict):
         raise ConfigurationError("The configuration must be a mapping of sections.", where=str(file))
     origin: dict[str, str] = {}
+    replaced: list[_Replaced] = []
     # Where the secrets are is known once the variables of what refers to them have been read; a secret is no setting.
     for variable, text in sorted(env.items()):
         if variable.startswith(_REFERRING):
-            _override(raw, variable, text, origin)
+            replaced += _override(raw, variable, text, origin)
     no_settings = _NOT_SETTINGS | set(_references(raw.get("storage"))) | set(_references(raw.get("connections")))
     for variable, text in sorted(env.items()):
         if variable.startswith("WEIR_") and not variable.startswith(_REFERRING) and variable not in no_settings:
-            _override(raw, variable, text, origin)
+            replaced += _override(raw, variable, text, origin)
+    lines, wrong = [line for part in replaced for line in _wrong_before(raw, part, file)], None
     try:
-        return Settings.model_validate(raw)
+        settings = Settings.model_validate(raw)
+        if not lines:
+            return settings
     except ValidationError as error:
-        lines = [line for item in error.errors() for line in _explained(item, file, raw, origin)]
-        raise ConfigurationError(
-            f"The configuration has {len(lines)} error{'s' if len(lines) > 1 else ''}:\n" + "\n".join(lines),
-            where=str(file),
-            next="Correct the keys above; docs/reference/configuration.md describes every one.",
-        ) from error
+        lines += [line for item in error.errors() for line in _explained(item, file, raw, origin)]
+        wrong = error
+    raise ConfigurationError(
+        f"The configuration has {len(lines)} error{'s' if len(lines) > 1 else ''}:\n" + "\n".join(lines),
+        where=str(file),
+        next="Correct the keys above; docs/reference/configuration.md describes every one.",
+    ) from wrong
 
 
 def configuration_file(env: Mapping[str, str]) -> Path:
@@ -325,7 +331,37 @@ def _references(node: Any) -> Iterator[str]:
             yield from _references(value)
 
 
-def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """A value that is no mapping and has given way to one, since a variable sets a key below it.
+
+    Attributes:
+        origin: The variable that set it; None: the file has it.
+    """
+
+    keys: tuple[str, ...]
+    value: Any
+    origin: str | None
+
+
+def _wrong_before(raw: dict[str, Any], part: _Replaced, file: Path) -> list[str]:
+    """Return the errors of a value that a variable has replaced, as they would be without that variable."""
+    tried = node = dict(raw)
+    for key in part.keys[:-1]:
+        node[key] = dict(node[key])
+        node = node[key]
+    node[part.keys[-1]] = part.value
+    try:
+        Settings.model_validate(tried)
+    except ValidationError as error:
+        origin = {".".join(part.keys): part.origin} if part.origin is not None else {}
+        return [_explain(item, file, origin) for item in error.errors() if item["loc"][: len(part.keys)] == part.keys]
+    return []
+
+
+def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> list[_Replaced]:
+    """Set what a variable sets, and return the value that is no mapping and had to give way, if there is one."""
+    replaced = list[_Replaced]()
     rest, keys = variable.removeprefix("WEIR_").lower(), list[str]()
     node = raw
     while True:
@@ -336,10 +372,13 @@ def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, s
         rest = rest[len(key) + 2 :]
         child = node.setdefault(key, {})
         if not isinstance(child, dict):
+            if child is not None:  # a section without keys is none
+                replaced.append(_Replaced(tuple(keys), child, origin.get(".".join(keys))))
             child = node[key] = {}
         node = child
     node[key] = _value(variable, text)
     origin[".".join(keys)] = variable
+    return replaced
 
 
 def _first_key(path: str, node: Mapping[Any, Any]) -> str:

@@ -9,7 +9,8 @@ directory_watch  what is amiss with the directory
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from state_ops.arrow.frames import wider_type
 from state_ops.counts import counted
 from state_ops.errors import InputError, VanishedError
 from state_ops.logs import Logger
+from weir.connectors.formats import looks
 from weir.connectors.source import ADD, Lag
 from weir.definition import FileSource
 from weir.sources import positions
@@ -220,7 +222,8 @@ class FilesReader(SourceReader):
                 break
             try:
                 with self._about(file):
-                    rows, bad_rows = self._as_parquet(file, gathered, attempt, left)
+                    with self._of_its_format(file):
+                        rows, bad_rows = self._as_parquet(file, gathered, attempt, left)
                     opened = FileCheck.opened(self.source, self._directory_of(rows), rows, self.uri(file))
                     is_beyond = limits is not None and gathered.rows + opened.rows > limits.max_rows
                     is_beyond |= limits is not None and bad_bytes + size_of(bad_rows) > MOST_REJECTED_BYTES
@@ -298,6 +301,19 @@ class FilesReader(SourceReader):
         rows = replace(file, landed=landed.stored, landed_bytes=landed.size)
         bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]
         return rows, accepted(self, bad_rows, file)
+
+    @contextmanager
+    def _of_its_format(self, file: SourceFile) -> Iterator[None]:
+        """Raise an error about a file that is decoded, and looks like one of another format, as that."""
+        try:
+            yield
+        except InputError as error:
+            parquet = self.landing.parquet
+            seems = parquet.other_format(file, self.source.format) if not isinstance(error, VanishedError) else None
+            if seems is None:
+                raise
+            format = f"{looks.FORMATS[self.source.format]} ({error.what.splitlines()[0].rstrip('.')})"
+            raise parquet.of_other_format(file, format, seems) from error
 
     def sets_aside(self, file: SourceFile) -> bool:
         """Return whether a file that cannot be read is left out.

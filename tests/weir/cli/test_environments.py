@@ -45,6 +45,26 @@ def test_a_stream_that_is_closed_takes_nothing_and_fails_nothing(site, shell):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a disk without room")
+@pytest.mark.parametrize("words", [("status", "flights"), ("status", "flights", "--json"), ("schema", "status"),
+    ("--help",), ("metrics", "--once"), ("checkpoints", "flights"), ("state", "scan", "flights", "aircraft_rotation", "--json"),
+    ("state", "scan", "flights", "aircraft_rotation", "--format", "arrow", "--output", "-")])  # fmt: skip
+def test_a_full_standard_output_is_named_and_not_the_disk_of_the_storage(site, words):
+    done = typed(site, *words, shell=">/dev/full")
+    assert done.returncode == 1
+    assert "error: The standard output does not take what the command says: No space left on device." in done.stderr
+    assert "where: standard output, /dev/full" in done.stderr
+    assert str(site.storage) not in done.stderr and "Traceback" not in done.stderr
+    logged = typed(site, *words, shell=">/dev/full", WEIR_LOGGING__FORMAT="json")
+    assert json.loads(logged.stderr.splitlines()[-1])["where"] == "standard output, /dev/full"
+
+
+@pytest.mark.parametrize("words", [("schema", "status"), ("state", "scan", "flights", "aircraft_rotation", "--json")])
+def test_a_reader_that_has_seen_enough_is_no_error(site, words):
+    done = typed(site, *words, shell="| true")
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_character_that_a_stream_lacks_is_shown_by_its_number(site, encoding):
     query = "SELECT 'é漢' AS word"

@@ -295,3 +295,17 @@ def test_files_beside_one_that_asks_for_too_much_and_one_of_another_kind_are_rea
     bad = pl.from_pandas(site.table("sums_quarantine")).to_dicts()
     assert [(row["_weir_file"], row["_weir_row"]) for row in bad] == [("2.avro", 1)]
     assert "'items' is no list" in bad[0]["_weir_reason"]
+
+
+def test_a_plan_says_what_other_format_the_pattern_names_before_a_file_waits(tmp_path):
+    def said(source: FileSource, folder: str) -> list[str]:
+        site = site_of(tmp_path / folder, source)
+        found = plan.plan(site.pipeline, site.settings, executor=InMemoryExecutor()).findings
+        return [f"{each.what} {each.next}" for each in found if (each.kind, each.aspect) == ("source", "files")]
+
+    assert said(files("{landing}/*.jsonl.gz", event_time="at", schema=None), "other") == [
+        '{landing}/*.jsonl.gz names files of JSON, and they are read as format="parquet" '
+        'Say format="json" in files(...) if that is so.'
+    ]
+    assert said(files("{landing}/*.jsonl.gz", format="json", event_time="at", schema=SCHEMA), "same") == []
+    assert said(files("{landing}/*", event_time="at"), "any") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from weir.settings.configuration import EpochSettings
 from weir.sources import landing as landing_directory
 from weir.sources import positions
 from weir.sources.files import FilesReader
+from weir.sources.landed import LandedFiles
 from weir.sources.landing import LandingDirectory
 from weir.sources.parquet import parquet_files
 from weir.sources.slices import Slice
@@ -254,6 +256,53 @@ def test_what_is_not_parquet_is_bad_input(landing, spoil, messages):
     with pytest.raises(InputError, match=messages) as refused:
         reader_of(landing).plan(None, LIMITS, None)
     assert str(file) in str(refused.value) and "Repair it" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "looks_like", "step"),
+    [
+        ("1.json", b'{"a": 1}\n', "JSON", 'Say format="json"'),
+        ("1.jsonl.gz", gzip.compress(b'{"a": 1}\n', mtime=0), "JSON", 'Say format="json"'),
+        ("1.ndjson", b"", "JSON", 'Say format="json"'),
+        ("1.csv", b"a,b\n1,2\n", "CSV", 'Say format="csv"'),
+        ("1.CSV.zst", b"\x28\xb5\x2f\xfd" + b"\0" * 99, "CSV", 'Say format="csv"'),
+        ("1.avro", b"Obj\x01" + b"\0" * 99, "Avro", 'Say format="avro"'),
+        ("part-0", b'\n [{"a": 1}]', "JSON", 'Say format="json"'),
+        ("1.parquet", b"\xef\xbb\xbf" + b'{"a": 1}\n' * 99, "JSON", 'Say format="json"'),
+        ("1.parquet", gzip.compress(b"PAR1", mtime=0), "compressed data", "ending of their compression"),
+        ("1.orc", b"ORC" + b"\0" * 99, "ORC", "Convert it to Parquet"),
+        ("1.feather", b"ARROW1" + b"\0" * 99, "Arrow", "Convert it to Parquet"),
+        ("1.xlsx", b"PK\x03\x04" + b"\0" * 99, "a ZIP archive", "Convert it to Parquet"),
+    ],
+)
+def test_a_file_of_another_format_is_said_to_look_like_that(landing, name, data, looks_like, step):
+    (landing / name).write_bytes(data)
+    reader = FilesReader(FileSource("{landing}/*"), f"{landing}/*")
+    with pytest.raises(InputError) as refused:
+        reader.plan(None, LIMITS, None)
+    error = refused.value
+    assert error.what == f"The input file {name} cannot be read as Parquet: it looks like {looks_like}."
+    assert (
+        error.where == str(landing / name)
+        and step in str(error.next)
+        and error.files == reader.blamed(reader.look(None).fresh[0])
+    )
+
+
+def test_parquet_is_read_whatever_its_name_is(landing):
+    put(landing, "1", ns=1).rename(landing / "1.csv")
+    planned = FilesReader(FileSource("{landing}/*"), f"{landing}/*").plan(None, LIMITS, None)
+    assert [file.rows for file in planned.files] == [1]
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "avro"])
+def test_parquet_that_is_decoded_as_another_format_is_said_to_look_like_parquet(landing, tmp_path, format):
+    put(landing, "1", ns=1)
+    landed = LandedFiles(str(tmp_path / "landed"), "files", None, tmp_path)
+    reader = FilesReader(FileSource("{landing}/*", format=format), f"{landing}/*", landed=landed)
+    with pytest.raises(InputError, match=r"1\.parquet cannot be read as .* it looks like Parquet") as refused:
+        reader.plan(None, LIMITS, None)
+    assert 'Say format="parquet"' in str(refused.value.next)
 
 
 def test_a_footer_longer_than_the_first_read_is_read_whole(landing, monkeypatch):

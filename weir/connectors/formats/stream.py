@@ -24,6 +24,7 @@ _CODECS = {
 }
 _XZ = (".xz", ".lzma")
 _UNREADABLE = (".snappy", ".lzo", ".zip", ".7z", ".z", ".deflate")
+COMPRESSED = (*_CODECS, *_XZ, *_UNREADABLE)
 LONGEST_LINE = 64 << 20  # bytes
 _SURE, _MOST_TIMES = 256 << 20, 1000  # bytes that any file may have, and how far compression goes in larger ones
 _DICTIONARY = 256 << 20  # bytes that xz may take
@@ -122,7 +123,7 @@ class Bytes:
         )
 
     def _decompressed(self, name: str) -> Any:
-        ending = next((ending for ending in (*_CODECS, *_XZ, *_UNREADABLE) if name.endswith(ending)), None)
+        ending = next((ending for ending in COMPRESSED if name.endswith(ending)), None)
         if ending in _UNREADABLE:
             raise InputError(
                 f"Files that end in {ending} cannot be decompressed.",

@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 
 from state_ops.arrow import frames
 from state_ops.errors import InputError, TransientError, VanishedError, WeirError, first_line
+from weir.connectors.formats import looks
 from weir.connectors.formats.hive import with_columns
 from weir.connectors.parquet.bounds import TooMuchError, most
 from weir.connectors.parquet.footers import enums, unknown
 from weir.connectors.parquet.rows import NO_ROWS, BadValue, ParquetRows, Rows
+from weir.definition.files import PARQUET
 from weir.sources.slices import WHOLE, Share, SourceFile
 
 _ENCRYPTED, _IS_ENCRYPTED = b"PARE", "is encrypted, and Weir has no keys for Parquet"
@@ -257,6 +259,8 @@ class ParquetFiles:
                 problem = _IS_ENCRYPTED
             elif isinstance(error, pa.ArrowNotImplementedError):
                 problem = f"has what cannot be read: {first_line(error).rstrip('.')}"
+            if seems := self.other_format(file, PARQUET):
+                raise self.of_other_format(file, "Parquet", seems) from error
             raise self._bad(file, problem) from error
 
     def _bad(self, file: SourceFile, problem: str) -> InputError:
@@ -264,6 +268,21 @@ class ParquetFiles:
             f"The input file {file.name} {problem}.",
             where=self.uri(file),
             next=f"Repair it, or move it out of {self._directory}; nothing of this epoch was applied.",
+        )
+
+    def other_format(self, file: SourceFile, format: str) -> tuple[str, str] | None:
+        """Return what a file looks like that could not be read, as `looks.other` says it."""
+        with self.reading(file), self._open(file) as stream:
+            head: bytes = stream.read_at(min(looks.HEAD, stream.size()), 0)
+        return looks.other(format, file.stored, head)
+
+    def of_other_format(self, file: SourceFile, format: str, seems: tuple[str, str]) -> InputError:
+        """Return the error to raise for a file that cannot be read as the source's format and looks like another."""
+        looks_like, step = seems
+        return InputError(
+            f"The input file {file.name} cannot be read as {format}: it looks like {looks_like}.",
+            where=self.uri(file),
+            next=f"{step}; else move it out of {self._directory}. Nothing of this epoch was applied.",
         )
 
     def _end(self, file: SourceFile) -> bytes:
