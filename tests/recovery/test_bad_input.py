@@ -21,6 +21,7 @@ from tests.recovery import sensors
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank, pipeline
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from tests.weir.dagster.without_spark import in_this_process
 from weir import expect, files
 from weir.cli.status import status_of
@@ -434,7 +435,7 @@ def _that_a_gate_refuses(bank: Bank) -> Bank:
 
 def of(bank: Bank, **changes) -> Bank:
     (first,) = bank.site.pipeline.stages
-    changed = replace(bank.site.pipeline, stages=(replace(first, **changes),))
+    changed = replace(bank.site.pipeline, stages=(altered(first, **changes),))
     return Bank(replace(bank.site, pipeline=changed))
 
 

@@ -99,7 +99,7 @@ class Shop:
 
     @property
     def how(self) -> str:
-        joined = self.site.pipeline.stage("paid").join
+        joined = self.site.pipeline.stage("paid").operator
         return "as_of" if isinstance(joined, AsOf) else joined.how
 
     def land(self, *days: int, price: int = 1) -> None:

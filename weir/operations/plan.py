@@ -199,7 +199,7 @@ def today(
 
 
 class PlanBuilder:
-    """Looks at a pipeline stage after stage, as the first epoch of a run does; long because it looks at all of it."""
+    """Looks at a pipeline stage after stage, as the first epoch of a run does."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class PlanBuilder:
                     )
                 planned = reader.preview(position, self._settings.epoch, expected)
                 self.sources[name] = planned.schema
-                self._look_at_new_columns(name, expected, planned.schema)
+                _look_at_new_columns(self.findings, name, expected, planned.schema)
                 if planned.unread:
                     self.findings.allow(
                         "source",
@@ -336,34 +336,12 @@ class PlanBuilder:
                     advice = "Correct the source's pattern, or make the directory; a run waits for it."
                     self.findings.allow("source", name, "files", what, advice)
                 elif not planned.files and isinstance(reader.source, FileSource):
-                    self._look_at_pattern(name, reader.source)
+                    _look_at_pattern(self.findings, name, reader.source)
             except WeirError as error:
                 self.sources[name] = expected
                 self.findings.refuse(
                     "source", name, "files" if isinstance(reader.source, FileSource) else "input", error
                 )
-
-    def _look_at_pattern(self, name: str, source: FileSource) -> None:
-        """Report a pattern whose files are of another format by their names. Those that wait have been looked at."""
-        told = looks.by_name(source.pattern)
-        if told not in (None, source.format):
-            what = (
-                f'{source.pattern} names files of {looks.FORMATS[told]}, and they are read as format="{source.format}"'
-            )
-            self.findings.allow("source", name, "files", what, f'Say format="{told}" in files(...) if that is so.')
-
-    def _look_at_new_columns(self, name: str, expected: pa.Schema | None, planned: pa.Schema | None) -> None:
-        """Report the changes that `evolve="add"` makes to the columns of the input that waits."""
-        if expected is None or planned is None:
-            return
-        new = [f"{field.name} ({field.type}) is new" for field in planned if field.name not in expected.names]
-        wider = [
-            f"{field.name} was {field.type}, is {planned.field(field.name).type}"
-            for field in expected
-            if field.type != planned.field(field.name).type and not pa.types.is_null(field.type)
-        ]
-        if new or wider:
-            self.findings.report("source", name, "columns", Verdict.MIGRATES, "; ".join([*new, *wider]))
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """Return the columns that the stage's function sees; None if nothing has ever arrived."""
@@ -506,3 +484,25 @@ class PlanBuilder:
         for name in sorted(set(self._head.sinks if self._head else ()) - written):
             of = "table" if kind_in(self._head, name) is None else "sink"
             self.findings.allow(of, name, of, "nothing writes to it any more: it stays as it is")
+
+
+def _look_at_pattern(findings: Findings, name: str, source: FileSource) -> None:
+    """Report a pattern whose files are of another format by their names. Those that wait have been looked at."""
+    told = looks.by_name(source.pattern)
+    if told not in (None, source.format):
+        what = f'{source.pattern} names files of {looks.FORMATS[told]}, and they are read as format="{source.format}"'
+        findings.allow("source", name, "files", what, f'Say format="{told}" in files(...) if that is so.')
+
+
+def _look_at_new_columns(findings: Findings, name: str, expected: pa.Schema | None, planned: pa.Schema | None) -> None:
+    """Report the changes that `evolve="add"` makes to the columns of the input that waits."""
+    if expected is None or planned is None:
+        return
+    new = [f"{field.name} ({field.type}) is new" for field in planned if field.name not in expected.names]
+    wider = [
+        f"{field.name} was {field.type}, is {planned.field(field.name).type}"
+        for field in expected
+        if field.type != planned.field(field.name).type and not pa.types.is_null(field.type)
+    ]
+    if new or wider:
+        findings.report("source", name, "columns", Verdict.MIGRATES, "; ".join([*new, *wider]))

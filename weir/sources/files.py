@@ -309,7 +309,7 @@ class FilesReader(SourceReader):
             yield
         except InputError as error:
             parquet = self.landing.parquet
-            seems = parquet.other_format(file, self.source.format) if not isinstance(error, VanishedError) else None
+            seems = parquet.other_format(file, self.source.format)
             if seems is None:
                 raise
             format = f"{looks.FORMATS[self.source.format]} ({error.what.splitlines()[0].rstrip('.')})"

@@ -118,7 +118,7 @@ def _in_pruning(module, epoch: int) -> None:
 
 
 POINTS = {
-    "in a stage": ("weir.operators", _in_a_stage),
+    "in a stage": ("weir.operators.functions.function", _in_a_stage),
     "in an upload": ("state_ops.storage.storage", _in_an_upload),
     "between two jobs": ("weir.execution.staged_blocks", _between_two_jobs),
     "before the row": ("state_ops.delta.fenced_table", _before_the_row),

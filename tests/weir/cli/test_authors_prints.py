@@ -17,12 +17,12 @@ from weir.cli.console import out
 
 PRINTS = """
 import sys
-from dataclasses import replace
 
 import polars as pl
 
-from weir import Epoch, KeyedState, Pipeline
 from tests.recovery import small
+from tests.tools.stages import altered
+from weir import Epoch, KeyedState, Pipeline
 
 print("imported", 1)
 
@@ -34,7 +34,7 @@ def prints(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
     return small.accounts.function(rows, state, epoch)
 
 
-pipeline = Pipeline("small", (changed(small.accounts, function=prints),), max_parallelism=8)
+pipeline = Pipeline("small", (altered(small.accounts, function=prints),), max_parallelism=8)
 """
 CALLS = ["debug small --epoch 2 --json", "ci small --in-process --json", "ci small --in-process"]
 IMPORTS = [

@@ -271,9 +271,12 @@ class ParquetFiles:
         )
 
     def other_format(self, file: SourceFile, format: str) -> tuple[str, str] | None:
-        """Return what a file looks like that could not be read, as `looks.other` says it."""
-        with self.reading(file), self._open(file) as stream:
-            head: bytes = stream.read_at(min(looks.HEAD, stream.size()), 0)
+        """Return what an unreadable file looks like, as `looks.other` says it; None if it cannot be opened."""
+        try:
+            with self.reading(file), self._open(file) as stream:
+                head: bytes = stream.read_at(min(looks.HEAD, stream.size()), 0)
+        except InputError:
+            return None
         return looks.other(format, file.stored, head)
 
     def of_other_format(self, file: SourceFile, format: str, seems: tuple[str, str]) -> InputError:
