@@ -33,9 +33,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 
 from benchmarks import harness
 from benchmarks.harness import cpu_seconds, seconds
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.delta.log_entries import DataFile
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from weir import delta as sinks

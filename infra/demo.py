@@ -30,10 +30,10 @@ from rich.table import Table
 
 from infra import flights_input
 from pipelines.flights import aircraft_rotation, pipeline
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
 from state_ops.errors import BusyError, DamageError, TransientError, WeirError
+from state_ops.records.checkpoint import Checkpoint
 from weir.connectors.delta.table_commit import table_path
 from weir.dagster.names import REASON
 from weir.inspection import state_reader

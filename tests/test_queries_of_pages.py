@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from infra import flights_input
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import JSON_COLUMNS
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.recorded import Recorded
 from tests.recovery.harness import Site
 from weir.cli.main import app

@@ -42,7 +42,7 @@ import typer
 
 from benchmarks import harness
 from benchmarks.harness import Row, seconds
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import STATE, StateFile
 from state_ops.storage.store import LOCAL_CHUNK
 from weir import Epoch, Pipeline, State, ValueState, files, stage

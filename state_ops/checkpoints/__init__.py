@@ -1,4 +1,4 @@
-"""Checkpoints: their records, the coordinator that completes them, the registry, retention.
+"""Checkpoints: the coordinator that completes them, the registry that keeps them, retention.
 
-Imports `storage`, `delta` and `coordination`.
+Imports `storage`, `delta` and `coordination`. What a checkpoint records is in `records`.
 """

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.pending_checkpoint import (
     Aborted,
     AckOutcome,
@@ -25,7 +24,6 @@ from state_ops.checkpoints.pending_checkpoint import (
     PendingCheckpoint,
     Received,
     Refusal,
-    Trigger,
     misreference,
     owns,
 )
@@ -33,7 +31,9 @@ from state_ops.counts import agrees, counted
 from state_ops.errors import DamageError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import STATE, StateFile
+from state_ops.records.triggers import Trigger
 
 _LONGEST_RETRY = 30.0
 

@@ -8,26 +8,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import DamageError
 from state_ops.ids import CheckpointId, Generation, epoch_dir
 from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import CHANNEL, OUTPUT, STATE, StateFile
-
-
-class Trigger(StrEnum):
-    """The reason why an epoch's barrier was cut.
-
-    CATCH_UP: a run from the shell did so by itself, because input had waited. MANUAL: a person asked for it.
-    """
-
-    INTERVAL = "interval"
-    SENSOR = "sensor"
-    CATCH_UP = "catch_up"
-    MANUAL = "manual"
-    SAVEPOINT = "savepoint"
-    SLICE_LIMIT = "slice_limit"
-    DRAIN = "drain"
+from state_ops.records.triggers import Trigger
 
 
 class AckOutcome(StrEnum):

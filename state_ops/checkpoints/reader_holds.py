@@ -25,13 +25,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, processes
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS
 from state_ops.errors import PrunedError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.storage.storage import Storage
 
 HOLDS = "coordinator/holds"

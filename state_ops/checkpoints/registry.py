@@ -20,7 +20,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -29,8 +28,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.counts import agrees, counted
 from state_ops.delta.fenced_table import FencedTable, fenced, probe_conditional_put, remove_probes
 from state_ops.delta.log_entries import DataFile, TableVersion
@@ -38,8 +35,12 @@ from state_ops.errors import ConfigurationError, DamageError, FencedError, Prune
 from state_ops.extras import version
 from state_ops.ids import CheckpointId, Generation
 from state_ops.moments import to_micros
+from state_ops.records.checkpoint import NEWEST_FORMAT, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.pins import Pin
+from state_ops.records.publications import Publication
 from state_ops.records.recorded import Recorded
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.paths import is_registry_data
 from state_ops.storage.storage import Storage
@@ -138,25 +139,7 @@ _DIGESTED = {
 }
 _NAMED_BY = {"checkpoints": ("id",), "publications": ("checkpoint_id", "sink"), "pins": ("kind", "name")}
 
-SAVEPOINT, BRANCH = "savepoint", "branch"
 _ID_DIGITS = 20  # in the names of listings and rows, so that they sort by checkpoint
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pin:
-    """A name for a checkpoint, which retention then never touches.
-
-    Attributes:
-        kind: `savepoint`, or `branch` for a branch that reads from the checkpoint.
-    """
-
-    kind: str
-    name: str
-    checkpoint_id: CheckpointId
-    commit_id: str
-    created_at: datetime
-    reason: str
-    digest: str | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,25 +154,6 @@ class OrphanListing:
     checkpoint_id: CheckpointId
     commit_id: str
     files: tuple[StateFile, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Publication:
-    """One checkpoint's output became visible in one sink: in a table as this Delta version, else in another kind of
-    sink.
-
-    Attributes:
-        ms: How long the publishing took, in milliseconds.
-    """
-
-    checkpoint_id: CheckpointId
-    sink: str
-    delta_version: int | None
-    files: int
-    rows: int
-    published_at: datetime
-    ms: float
-    digest: str | None = dataclasses.field(default=None, compare=False)
 
 
 Row = TypeVar("Row")

@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, abandoned
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
-from state_ops.checkpoints.registry import Pin, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.shared_state import reference_counts, unreferenced
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
+from state_ops.records.checkpoint import POSITIONS, Checkpoint, abandoned
+from state_ops.records.pins import Pin
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.paths import is_staged
 from state_ops.storage.storage import Storage, StoredFile

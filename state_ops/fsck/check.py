@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.checkpoints.registry import BRANCH
 from state_ops.fsck import objects, sinks
 from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity
 from state_ops.fsck.objects import Expected
 from state_ops.fsck.sinks import Marker
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
 from state_ops.ids import CheckpointId
+from state_ops.records.pins import BRANCH
 from state_ops.storage.branches import branch_of, is_inherited, pinned
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
-from state_ops.checkpoints.checkpoint import TAKES_BACK, Checkpoint, abandoned
 from state_ops.coordination import publishing_refused
 from state_ops.delta.fenced_table import open_table
 from state_ops.delta.log_entries import active_files
@@ -25,6 +24,7 @@ from state_ops.errors import WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind
 from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry
 from state_ops.ids import CheckpointId
+from state_ops.records.checkpoint import TAKES_BACK, Checkpoint, abandoned
 from state_ops.storage.storage import Storage
 
 TOP, OUTPUTS = "tables", "outputs"

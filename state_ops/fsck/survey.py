@@ -14,15 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from state_ops.checkpoints.checkpoint import REWRITTEN, TAKES_BACK, Checkpoint
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
-from state_ops.checkpoints.registry import OrphanListing, Pin, Publication, Registry
+from state_ops.checkpoints.registry import OrphanListing, Registry
 from state_ops.counts import counted
 from state_ops.delta.fenced_table import open_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import DamageError, PrunedError, WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.checkpoint import REWRITTEN, TAKES_BACK, Checkpoint
+from state_ops.records.pins import Pin
+from state_ops.records.publications import Publication
 from state_ops.records.snapshot_files import CHANNEL, INPUT, OUTPUT, STATE, StateFile
 from state_ops.storage.branches import is_inherited, own_of_parent, parent_uri
 from state_ops.storage.storage import Storage, check_path

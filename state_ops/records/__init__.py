@@ -1,1 +1,3 @@
-"""Records that the rooms of the engine hand to each other: files of a checkpoint, acks, and figures of operators."""
+"""Records that the rooms of the engine hand to each other: checkpoints with their files, sinks, publications and names,
+acks, figures of operators, results of restores. Nothing here reads or writes.
+"""

@@ -16,20 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator, Policy
-from state_ops.checkpoints.pending_checkpoint import (
-    Aborted,
-    AckOutcome,
-    FailureReason,
-    PendingCheckpoint,
-    Refusal,
-    Trigger,
-)
+from state_ops.checkpoints.pending_checkpoint import Aborted, AckOutcome, FailureReason, PendingCheckpoint, Refusal
 from state_ops.checkpoints.shared_state import reference_counts
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
 from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import CHANNEL, OUTPUT, STATE, StateFile
+from state_ops.records.triggers import Trigger
 from tests.state_ops.checkpoints.test_registry import a_checkpoint
 
 GENERATION = Generation(2)

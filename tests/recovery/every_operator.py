@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.records.checkpoint import Checkpoint
 from tests.recovery.harness import Site
 from weir import (
     Pipeline,

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from state_ops.checkpoints.checkpoint import POSITIONS, PROMOTION, before
 from state_ops.checkpoints.registry import Registry
 from state_ops.days import Days
 from state_ops.errors import (
@@ -25,6 +24,7 @@ from state_ops.errors import (
     WeirError,
 )
 from state_ops.fsck.findings import Severity
+from state_ops.records.checkpoint import POSITIONS, PROMOTION, before
 from tests.recovery import ledger, small
 from tests.recovery.harness import Site
 from tests.recovery.ledger import LedgerSink

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from state_ops import extras
-from state_ops.checkpoints.checkpoint import PROMOTION, before, event_time
 from state_ops.errors import ConfigurationError, GateError, StageError, WeirError
 from state_ops.moments import from_micros, to_micros
+from state_ops.records.checkpoint import PROMOTION, before, event_time
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives

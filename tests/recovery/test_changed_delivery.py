@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from state_ops.checkpoints.checkpoint import PROMOTION
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination.lease import LEASE, Heartbeat
 from state_ops.errors import DamageError, WeirError
 from state_ops.ids import CheckpointId, Generation, epoch_dir
+from state_ops.records.checkpoint import PROMOTION
 from tests.recovery import small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination.lease import LEASE
 from state_ops.errors import DamageError, RunEndedError, TransientError, WeirError
 from state_ops.fsck.findings import Severity
+from state_ops.records.checkpoint import Checkpoint
 from tests.recovery import ledger
 from tests.recovery.doors_child import call
 from tests.recovery.harness import Site

@@ -20,8 +20,8 @@ import pytest
 from deltalake import write_deltalake
 from polars.testing import assert_frame_equal
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import GateError, WeirError
+from state_ops.records.checkpoint import Checkpoint
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
 from tests.weir.operators import outside

@@ -8,7 +8,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.records.checkpoint import Checkpoint
 from tests.recovery import every_operator as every
 from tests.recovery.harness import Site
 from weir import testing

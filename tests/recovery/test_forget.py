@@ -22,7 +22,6 @@ import pytest
 
 from state_ops.backends import composite
 from state_ops.backends.base import BEYOND
-from state_ops.checkpoints.checkpoint import EDIT, REWRITTEN, Checkpoint, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import gate_hold, lease, publishing_refused, requests
@@ -30,6 +29,7 @@ from state_ops.delta.fenced_table import FencedTable
 from state_ops.errors import BusyError, DamageError, GateError, PrunedError, TransientError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.forget import ForgottenKey
+from state_ops.records.checkpoint import EDIT, REWRITTEN, Checkpoint, stats_of
 from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery import test_unaligned as unaligned

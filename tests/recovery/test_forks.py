@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from state_ops.checkpoints.checkpoint import FORK
-from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease, requests
 from state_ops.errors import BusyError, ConfigurationError, DamageError, WeirError
 from state_ops.fsck.findings import Kind
 from state_ops.fsck.repair import plan_repair
+from state_ops.records.checkpoint import FORK
+from state_ops.records.pins import BRANCH
 from state_ops.records.snapshot_files import STATE
 from state_ops.storage.branches import is_inherited, own_of_parent
 from tests.recovery.cutting import changes_fail_from

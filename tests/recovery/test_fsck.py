@@ -19,13 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from state_ops.checkpoints.reader_holds import ReaderHold
-from state_ops.checkpoints.registry import SAVEPOINT, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.fenced_table import FencedTable
 from state_ops.fsck import check as checking
 from state_ops.fsck.findings import MEANINGS, Kind, Report, Severity
 from state_ops.fsck.repair import plan_repair
+from state_ops.records.pins import SAVEPOINT
 from state_ops.records.snapshot_files import OUTPUT
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Apart, Bank, until

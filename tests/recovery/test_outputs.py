@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import GateError, PipelineError, WeirError
+from state_ops.records.checkpoint import Checkpoint
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart
 from tests.recovery.unordered import MINUTE, SOURCE, epochs, first_epoch, land_rows, site_of

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from state_ops.checkpoints.checkpoint import PROMOTION, abandoned
 from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import BusyError, PipelineError, WeirError
+from state_ops.records.checkpoint import PROMOTION, abandoned
 from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank, pipeline, until

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import PipelineError, WeirError
 from state_ops.fsck.findings import Kind
 from state_ops.ids import CheckpointId, Generation, epoch_dir
+from state_ops.records.sink_link import SinkLink
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank, InMemoryExecutor

@@ -12,8 +12,8 @@ import pytest
 
 from state_ops.backends import composite
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.checkpoint import WITH_PARTS, Checkpoint
 from state_ops.errors import StageError
+from state_ops.records.checkpoint import WITH_PARTS, Checkpoint
 from state_ops.records.snapshot_files import STATE
 from state_ops.storage.storage import Storage
 from tests.recovery import test_unaligned as every

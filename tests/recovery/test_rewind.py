@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from state_ops.checkpoints.checkpoint import REWIND, abandoned
 from state_ops.coordination import requests
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import Request
 from state_ops.errors import BusyError, DamageError, WeirError
+from state_ops.records.checkpoint import REWIND, abandoned
 from state_ops.records.snapshot_files import OUTPUT, STATE
 from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from

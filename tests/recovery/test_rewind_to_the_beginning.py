@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from state_ops.checkpoints.checkpoint import REWIND
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
+from state_ops.records.checkpoint import REWIND
 from tests.recovery import ledger, small
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.ledger import LedgerSink

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import lease, processes
 from state_ops.errors import ConfigurationError
+from state_ops.records.checkpoint import Checkpoint
 from tests.recovery.small import Bank, accounts
 from tests.state_ops.checkpoints.test_registry import a_checkpoint
 from weir import Pipeline, agg, delta, window

@@ -10,11 +10,12 @@ from dataclasses import asdict, replace
 import pytest
 
 from state_ops.checkpoints.reader_holds import ReaderHold
-from state_ops.checkpoints.registry import Pin, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
 from state_ops.ids import CheckpointId, Generation, epoch_dir
+from state_ops.records.pins import Pin
 from tests.recovery import small
 from tests.recovery.small import Bank, until
 from weir.epoch import transitions

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import RunEndedError, TransientError
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.snapshots import async_writer
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart

@@ -16,10 +16,10 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from state_ops.checkpoints.checkpoint import WITH_WAITING, Checkpoint
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, PipelineError
+from state_ops.records.checkpoint import WITH_WAITING, Checkpoint
 from state_ops.records.snapshot_files import CHANNEL, STATE
 from tests.recovery.harness import Site
 from tests.recovery.unordered import SOURCE, epochs, first_epoch, land_rows, site_of

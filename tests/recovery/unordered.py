@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.records.checkpoint import Checkpoint
 from tests.recovery.harness import Site
 from weir import Pipeline, files
 from weir.execution.in_process import InMemoryExecutor

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import parse_epoch_dir
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 from tests.soak.accounts import accounts, pipeline, turnover

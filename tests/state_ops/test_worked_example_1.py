@@ -26,10 +26,10 @@ from deltalake import DeltaTable
 
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.reader_holds import Watcher
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import Snapshot, snapshots_of
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt

@@ -25,6 +25,7 @@ from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, TransientError, WeirError, plainly
 from state_ops.fsck.check import check
 from state_ops.ids import CheckpointId
+from state_ops.records.restores import Restored
 from state_ops.storage import s3
 from state_ops.storage.storage import Storage
 from tests.storage import counting
@@ -179,8 +180,8 @@ def refused(planted: Bucket, misbehaving: Misbehaving) -> Refused:
     return Refused(*others)
 
 
-def _restored() -> restore_log.Restored:
-    return restore_log.Restored(CheckpointId(1), "c" * 32, "drill", True, None, 0, 0)
+def _restored() -> Restored:
+    return Restored(CheckpointId(1), "c" * 32, "drill", True, None, 0, 0)
 
 
 def _appended(storage: Storage) -> None:

@@ -16,9 +16,9 @@ from state_ops.arrow.types import type_named
 from state_ops.backends import composite
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.loader import named
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.keyed.keyed_state import scan_values
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import snapshots_of
 from state_ops.schema import evolution

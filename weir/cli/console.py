@@ -311,7 +311,7 @@ def moment(text: str, registry: Registry) -> int | str:
         ConfigurationError: The text is the number of one checkpoint and the name of a savepoint of another one, which
             earlier releases allowed.
     """
-    from state_ops.checkpoints.registry import SAVEPOINT  # with pyarrow, which `weir --help` does without
+    from state_ops.records.pins import SAVEPOINT  # with pyarrow, which `weir --help` does without
 
     if not text.isdecimal():
         return text

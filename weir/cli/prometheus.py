@@ -15,14 +15,14 @@ from datetime import datetime
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint
-from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.coordination.results import Checked, Drilled
 from state_ops.errors import TransientError, plainly
 from state_ops.extras import version
 from state_ops.fsck.findings import MEANINGS, Kind
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.pins import SAVEPOINT
 from state_ops.storage.instrumented_store import DOWN, KINDS, UP
 from weir.cli.watching.look import Look, Looks, Outcome, Watched
 from weir.settings.configuration import Settings

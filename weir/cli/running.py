@@ -10,13 +10,13 @@ import typer
 from rich.markup import escape
 
 from state_ops import logs
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
 from state_ops.coordination.suspension import Suspension
 from state_ops.counts import counted
 from state_ops.errors import WeirError, first_line
 from state_ops.logs import Logger
+from state_ops.records.triggers import Trigger
 from weir.cli.console import Name, err, no_directory, out, short, waiting
 from weir.connectors.delta.table_commit import table_path
 from weir.definition import Pipeline

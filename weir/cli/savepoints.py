@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from state_ops.checkpoints.registry import SAVEPOINT, Pin
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
+from state_ops.records.pins import SAVEPOINT, Pin
 from weir.cli.console import Json, Name, answer, err, out, print_table, proceeds, waiting
 from weir.cli.shell import completion
 from weir.definition import Pipeline

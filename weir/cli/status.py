@@ -9,9 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, rows_lost
 from state_ops.checkpoints.registry import Registry
-from state_ops.checkpoints.unpublished import before_first, unpublished
 from state_ops.coordination import gate_hold, lease, publishing_refused, restore_progress, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.publishing_refused import Refused
@@ -19,6 +17,8 @@ from state_ops.coordination.restore_progress import Restoring
 from state_ops.counts import counted
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros, to_the_second
+from state_ops.records.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, rows_lost
+from state_ops.records.publications import before_first, unpublished
 from state_ops.storage.storage import Storage
 from weir.cli.console import Json, Name, answer, no_directory, out, print_json, print_table, short, waiting
 from weir.connectors.delta.table_commit import table_path

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.definition import Finding, Pipeline, Source, Stage, Verdict, keeps_changes, made_columns

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from state_ops.arrow.frames import common_type, schema_from_json, wider_type
-from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, stats_of
 from state_ops.counts import agrees, counted
 from state_ops.keyed import ttl
 from state_ops.moments import from_micros
+from state_ops.records.checkpoint import POSITIONS, Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.schema import evolution
 from state_ops.schema.descriptors import collections_of

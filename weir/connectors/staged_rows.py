@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import dagster as dg
 
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.coordination import gate_hold, lease
 from state_ops.counts import agrees, counted
 from state_ops.errors import WeirError, plainly
 from state_ops.fsck.findings import Report
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from weir.dagster import metadata
 from weir.dagster.names import CHECKPOINT, DRILL, key, stage_key, table_key
 from weir.definition import HOLD, QUARANTINE, ROWS, Gate, Pipeline, Stage

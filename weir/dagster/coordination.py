@@ -13,11 +13,11 @@ from typing import Any
 import dagster as dg
 
 from state_ops import logs
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import processes
 from state_ops.errors import BusyError, FencedError, GateError, StageError, WeirError, plainly
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.triggers import Trigger
 from state_ops.redaction import scrubbing
 from state_ops.storage.storage import Storage
 from weir.connectors.sink import Sink

@@ -13,11 +13,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from state_ops.arrow.frames import schema_from_json
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import table_path

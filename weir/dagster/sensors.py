@@ -19,9 +19,9 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRunStatus
 
-from state_ops.checkpoints.checkpoint import EPOCH
 from state_ops.coordination import lease, processes, requests, suspension
 from state_ops.coordination.requests import Request
+from state_ops.records.checkpoint import EPOCH
 from state_ops.redaction import redacted
 from state_ops.storage.storage import Storage
 from weir.dagster import checks

@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from state_ops import errors
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import RunEndedError, TransientError, plainly
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import StateFile
 from weir.epoch.model import InFlightEpoch
 from weir.ownership.context import RunContext

@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.arrow.frames import schema_from_json, schema_to_json
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint
-from state_ops.checkpoints.registry import Publication
 from state_ops.errors import DamageError
 from state_ops.ids import AttemptId, CheckpointId
 from state_ops.keyed.ttl import Forgotten, forgotten_in
 from state_ops.moments import to_micros
 from state_ops.records.acks import Ack, PendingUpload
+from state_ops.records.checkpoint import Checkpoint, stats_of
+from state_ops.records.publications import Publication
 from state_ops.records.snapshot_files import LocalSnapshot, Snapshot, StagedFile, StateFile, snapshots_of
 from state_ops.snapshots.stage_upload import read_by_next
 from weir.connectors.lookups.lookup_table import Version

@@ -12,18 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from state_ops.checkpoints.checkpoint import (
-    POSITIONS,
-    ROWS_AHEAD,
-    ROWS_LOST,
-    Checkpoint,
-    is_untold,
-    rows_lost,
-    told_times,
-)
 from state_ops.counts import counted
 from state_ops.errors import FencedError, RunEndedError, plainly
 from state_ops.ids import CheckpointId
+from state_ops.records.checkpoint import POSITIONS, ROWS_AHEAD, ROWS_LOST, Checkpoint, is_untold, rows_lost, told_times
 from state_ops.records.snapshot_files import StateFile
 from weir.epoch.model import InFlightEpoch
 from weir.ownership import derived_checkpoint

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -23,7 +21,9 @@ from state_ops.keyed.ttl import forgotten_after
 from state_ops.logs import Logger
 from state_ops.moments import to_micros
 from state_ops.records.acks import Ack, PendingUpload
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.snapshot_files import Snapshot, StagedFile, StateFile
+from state_ops.records.triggers import Trigger
 from state_ops.snapshots import rescale
 from state_ops.snapshots.stage_upload import read_by_next
 from weir.connectors.lookups.lookup_table import Pinned

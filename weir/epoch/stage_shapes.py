@@ -8,15 +8,13 @@ from dataclasses import replace
 import pyarrow as pa
 
 from state_ops.backends import loader as backends
-from state_ops.checkpoints.checkpoint import (
-    stats_of,
-)
 from state_ops.counts import agrees, counted
 from state_ops.errors import (
     ConfigurationError,
     PipelineError,
 )
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import stats_of
 from weir.connectors.lookups.lookup_table import Pinned
 from weir.connectors.sink import Sink
 from weir.definition import ROW, Shapes, Source, Stage

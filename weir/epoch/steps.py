@@ -26,7 +26,23 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from state_ops.backends import composite
-from state_ops.checkpoints.checkpoint import (
+from state_ops.coordination import gate_hold, requests
+from state_ops.coordination.requests import Request
+from state_ops.errors import (
+    DamageError,
+    FencedError,
+    RunEndedError,
+    TransientError,
+    WeirError,
+    look_there,
+    plainly,
+)
+from state_ops.ids import CheckpointId
+from state_ops.keyed.per_key.state_cache import CacheFigures
+from state_ops.logs import Logger
+from state_ops.outputs import PARTS
+from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import (
     EDITED,
     FORMAT_VERSION,
     POSITIONS,
@@ -46,24 +62,8 @@ from state_ops.checkpoints.checkpoint import (
     taken_back,
     told_times,
 )
-from state_ops.checkpoints.registry import Publication
-from state_ops.coordination import gate_hold, requests
-from state_ops.coordination.requests import Request
-from state_ops.errors import (
-    DamageError,
-    FencedError,
-    RunEndedError,
-    TransientError,
-    WeirError,
-    look_there,
-    plainly,
-)
-from state_ops.ids import CheckpointId
-from state_ops.keyed.per_key.state_cache import CacheFigures
-from state_ops.logs import Logger
-from state_ops.outputs import PARTS
-from state_ops.records.acks import Ack
 from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.publications import Publication
 from state_ops.records.snapshot_files import CHANNEL, INPUT, OUTPUT, STATE, Snapshot, StagedFile, StateFile
 from state_ops.schema import evolution
 from state_ops.snapshots import stage_upload

@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import owns
-from state_ops.checkpoints.registry import Publication
 from state_ops.coordination import restore_progress
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.restore_progress import Restoring, described
 from state_ops.errors import FencedError, LocalBaseError, RunEndedError, from_report, plainly
 from state_ops.logs import Logger
 from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.publications import Publication
 from state_ops.records.snapshot_files import StateFile, snapshots_of
 from state_ops.snapshots import stage_upload
 from state_ops.storage import disks

@@ -27,8 +27,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import ConfigurationError, PipelineError, TransientError
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import make_private
 from weir.definition import FIGURES, ROWS, STATE, Gate, Pipeline

@@ -14,9 +14,9 @@ import pyarrow as pa
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import DamageError
 from state_ops.records import snapshot_files
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
 from state_ops.schema.key_groups import group_range

@@ -10,12 +10,12 @@ import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import DamageError, GateError, plainly
 from state_ops.ids import parse_epoch_dir
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import file_path, table_path, with_partition
 from weir.connectors.formats.stored_rows import stored_rows

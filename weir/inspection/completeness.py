@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from state_ops.checkpoints.checkpoint import (
+from state_ops.ids import CheckpointId
+from state_ops.records.checkpoint import (
     EPOCH,
     PROMOTION,
     REWIND,
@@ -17,7 +18,6 @@ from state_ops.checkpoints.checkpoint import (
     Checkpoint,
     taken_back,
 )
-from state_ops.ids import CheckpointId
 from weir.connectors.sink import Sink
 from weir.definition import Stage
 from weir.operators import watermarks

@@ -24,11 +24,11 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from state_ops import extras
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import CHECKPOINTS, JSON_COLUMNS, PINS, PUBLICATIONS, STATE_FILES, Registry
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, look_there, plainly
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.recorded import Recorded
 from state_ops.redaction import scrub
 from state_ops.storage.storage import Storage

@@ -16,11 +16,12 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.backends.base import Backend, BackendOptions
-from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
-from state_ops.checkpoints.registry import SAVEPOINT, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
+from state_ops.records.checkpoint import POSITIONS, Checkpoint, stats_of
+from state_ops.records.pins import SAVEPOINT
 from state_ops.records.snapshot_files import Snapshot, snapshots_of
 from state_ops.storage.storage import Storage
 from weir.definition import Pipeline

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from state_ops.arrow import frames
 from state_ops.arrow.types import type_named
 from state_ops.backends.base import Backend, BackendOptions
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.scan import scan_state
 from state_ops.keyed.ttl import Expiry, Ttl, expiry_of, forgotten_in, visible
 from state_ops.moments import to_micros
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import Snapshot
 from state_ops.schema import evolution

@@ -16,12 +16,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from state_ops import extras
-from state_ops.checkpoints.checkpoint import Checkpoint, abandoned, before, event_time, to_begin_from, untold_sources
-from state_ops.checkpoints.registry import BRANCH
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.logs import Logger
 from state_ops.moments import from_micros, to_micros
+from state_ops.records.checkpoint import Checkpoint, abandoned, before, event_time, to_begin_from, untold_sources
+from state_ops.records.pins import BRANCH
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.replace_where import Range
 from weir.definition import Pipeline

@@ -28,16 +28,16 @@ from typing import Any
 import xxhash
 
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
-from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination import results
 from state_ops.errors import InputError, PrunedError, WeirError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import EPOCH, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.restores import Restored
+from state_ops.records.triggers import Trigger
 from state_ops.schema import descriptors
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots.rescale import first_key

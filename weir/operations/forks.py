@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from state_ops.checkpoints.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
-from state_ops.checkpoints.registry import BRANCH, Pin, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
+from state_ops.records.pins import BRANCH, Pin
 from state_ops.records.snapshot_files import STATE
 from state_ops.storage.branches import BRANCHES, Branch, inherited, is_inherited, pinned
 from state_ops.storage.storage import Storage

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from state_ops.arrow.frames import schema_from_json
 from state_ops.backends import loader as backends
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, publishing_refused
 from state_ops.counts import agrees, counted
 from state_ops.errors import PipelineError, WeirError
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.storage.storage import Storage

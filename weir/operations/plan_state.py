@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from state_ops.backends import loader as backends
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import TransientError, WeirError
@@ -23,6 +22,7 @@ from state_ops.keyed.scan import scan_state
 from state_ops.keyed.timers import are_set
 from state_ops.keyed.ttl import Expiry, Ttl
 from state_ops.moments import to_micros
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import snapshots_of
 from state_ops.schema.key_groups import group_range

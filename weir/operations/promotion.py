@@ -27,9 +27,6 @@ from typing import Any
 import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 
-from state_ops.checkpoints.checkpoint import EDIT, EDITED, FORKED, PROMOTION, WITH_PROMOTION, Checkpoint, abandoned
-from state_ops.checkpoints.registry import BRANCH, Pin
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.coordination import gate_hold, lease, requests, suspension
 from state_ops.coordination.requests import STOP, Request
 from state_ops.counts import agrees, counted
@@ -38,6 +35,9 @@ from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import BusyError, DamageError, FencedError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id, parse_epoch_dir
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import EDIT, EDITED, FORKED, PROMOTION, WITH_PROMOTION, Checkpoint, abandoned
+from state_ops.records.pins import BRANCH, Pin
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

@@ -25,9 +25,8 @@ from state_ops.arrow.types import type_named
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
-from state_ops.checkpoints.checkpoint import EDIT, EDITED, REWRITTEN, Checkpoint, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
-from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import gate_hold, publishing_refused
 from state_ops.errors import PrunedError, WeirError
 from state_ops.fsck.sinks import OUTPUTS
@@ -35,7 +34,9 @@ from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.keyed.forget import ForgottenKey, copy_without
 from state_ops.keyed.owners import KIND_BYTES
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import EDIT, EDITED, REWRITTEN, Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.pins import BRANCH, SAVEPOINT
 from state_ops.records.snapshot_files import INPUT, OUTPUT, STATE, Snapshot, StateFile, snapshots_of
 from state_ops.schema.key_groups import subtask_of
 from state_ops.snapshots import snapshot

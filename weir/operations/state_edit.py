@@ -16,12 +16,12 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.backends import composite
 from state_ops.backends.loader import named
-from state_ops.checkpoints.checkpoint import EDIT, EDITED, Checkpoint, stats_of
 from state_ops.counts import agrees, counted
 from state_ops.errors import WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.logs import Logger
 from state_ops.moments import to_micros
+from state_ops.records.checkpoint import EDIT, EDITED, Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import STATE, Snapshot, StateFile, snapshots_of
 from state_ops.rows.row_store import Rows

@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from state_ops.arrow.frames import schema_to_json
 from state_ops.arrow.types import type_named
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.imported_rows import fitting
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.schema import evolution
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.storage.storage import Storage

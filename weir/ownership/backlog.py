@@ -7,9 +7,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import WeirError
 from state_ops.moments import to_micros
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.storage.transfers import at_once
 from weir.connectors.source import Position
 from weir.definition import FileSource, Pipeline

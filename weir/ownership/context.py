@@ -8,12 +8,11 @@ from threading import Lock
 
 import pyarrow as pa
 
-from state_ops.checkpoints.checkpoint import (
-    Checkpoint,
-)
 from state_ops.checkpoints.reader_holds import Watcher
-from state_ops.checkpoints.registry import Publication, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.publications import Publication
 from state_ops.storage.storage import Storage
 from weir.definition import Pipeline, Shapes, Stage
 from weir.definition.fingerprint import fingerprint_of_stage

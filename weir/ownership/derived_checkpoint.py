@@ -22,7 +22,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from state_ops.checkpoints.checkpoint import (
+from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
+from state_ops.records.checkpoint import (
     START,
     TAKEN,
     WITH_ARCHIVE,
@@ -32,7 +33,6 @@ from state_ops.checkpoints.checkpoint import (
     spans_with,
     taken_back,
 )
-from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import INPUT, STATE, StateFile
 from state_ops.storage.branches import is_inherited, own_of_parent

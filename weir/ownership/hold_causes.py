@@ -22,13 +22,13 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import gate_hold
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import Lease
 from state_ops.errors import DamageError, GateError, HoldingError, InputError, MissingError, VanishedError, plainly
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.storage.storage import Storage
 from weir.definition import Stage
 from weir.sources.reader import SourceReader

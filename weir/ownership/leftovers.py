@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from state_ops.checkpoints.checkpoint import Checkpoint, is_abandoned
 from state_ops.errors import plainly
 from state_ops.fsck.sinks import TOP, look, mentioned
 from state_ops.fsck.survey import UNREADABLE
 from state_ops.ids import parse_epoch_dir
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint, is_abandoned
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.paths import data_directory, is_staged_rows
 from state_ops.storage.storage import Storage

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import InputError, LostError
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from weir.connectors.lookups.lookup_table import NEWEST, LookupTable, Pinned, Version
 from weir.definition import Pipeline, Stage, TableBeside
 from weir.settings.configuration import Settings

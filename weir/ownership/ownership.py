@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint
 from state_ops.checkpoints.coordinator import next_id
 from state_ops.checkpoints.reader_holds import HeldCommits
-from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease, requests, restore_progress
 from state_ops.coordination.lease import Heartbeat
 from state_ops.errors import BusyError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import POSITIONS, Checkpoint
+from state_ops.records.pins import BRANCH
 from state_ops.records.snapshot_files import INPUT
 from state_ops.storage.branches import BRANCHES, pinned
 from state_ops.storage.storage import Storage

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import Checkpoint, abandoned, before, event_time, to_begin_from
 from state_ops.checkpoints.reader_holds import HoldRecord
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros
+from state_ops.records.checkpoint import Checkpoint, abandoned, before, event_time, to_begin_from
 from weir.definition import Pipeline
 from weir.ownership.context import RunContext
 from weir.ownership.publish import unpublished

@@ -8,13 +8,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from state_ops.checkpoints.checkpoint import TAKES_BACK, Checkpoint, began
-from state_ops.checkpoints.registry import Publication, Registry
-from state_ops.checkpoints.unpublished import unpublished as by_sink
+from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import publishing_refused
 from state_ops.errors import DamageError, FencedError, PipelineError, TransientError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import TAKES_BACK, Checkpoint, began
+from state_ops.records.publications import Publication
+from state_ops.records.publications import unpublished as by_sink
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.transfers import at_once
 from weir.connectors.delta.table_commit import publication

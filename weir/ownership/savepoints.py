@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Pin
 from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError, WeirError, plainly
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.pins import BRANCH, SAVEPOINT, Pin
 from weir.definition import Pipeline
 from weir.ownership.context import RunContext
 from weir.ownership.pipeline_storage import open_storage

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.arrow.types import type_named
-from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.moments import from_micros
+from state_ops.records.checkpoint import EPOCH, Checkpoint, stats_of
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch
 from weir.definition import LATE, ROW, Pipeline, Stage, input_name

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.arrow.types import type_named
-from state_ops.checkpoints.checkpoint import stats_of
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import stats_of
 from state_ops.records.snapshot_files import OUTPUT, StagedFile, StateFile
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots.stage_upload import read_by_next

@@ -23,13 +23,14 @@ from state_ops.arrow import frames
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
-from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, stats_of
-from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
+from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, InputError, TransientError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir
 from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import EPOCH, Checkpoint, stats_of
 from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
+from state_ops.records.triggers import Trigger
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.sweep import attempts, owner

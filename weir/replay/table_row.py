@@ -13,12 +13,12 @@ import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import parse_epoch_dir
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from weir import where

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import publishing_refused
 from state_ops.errors import DamageError, FencedError, HoldingError, InputError, WeirError, plainly
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import CHANNEL, STATE
 from weir.definition import Pipeline
 from weir.execution.executor import Executor

@@ -23,16 +23,16 @@ from state_ops.backends import composite
 from state_ops.backends.base import BEYOND
 from state_ops.backends.loader import named
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.checkpoint import Checkpoint, abandoned
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
-from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination.restore_progress import RestoreProgress, Restoring, described
 from state_ops.counts import counted
 from state_ops.errors import DamageError, GateError
 from state_ops.ids import epoch_dir
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint, abandoned
 from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.restores import Restored
 from state_ops.records.snapshot_files import CHANNEL, STATE, Snapshot, StateFile, snapshots_of
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot

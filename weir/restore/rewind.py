@@ -24,15 +24,15 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import FORKED, REWIND, WITH_PARTS, Checkpoint, began, stats_of
 from state_ops.checkpoints.registry import Registry
-from state_ops.checkpoints.sink_link import SinkLink
-from state_ops.checkpoints.unpublished import before_first, lacks, never_published
 from state_ops.coordination import publishing_refused
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import FORKED, REWIND, WITH_PARTS, Checkpoint, began, stats_of
+from state_ops.records.publications import before_first, lacks, never_published
+from state_ops.records.sink_link import SinkLink
 from state_ops.storage.storage import Storage
 from weir.connectors.delta import restore_version
 from weir.connectors.delta.restore_version import TableRewind

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import SEEK, Checkpoint
 from state_ops.errors import ConfigurationError
+from state_ops.records.checkpoint import SEEK, Checkpoint
 from weir.connectors.source import Position
 from weir.definition import Pipeline
 from weir.ownership.derived_checkpoint import commit, unchanged

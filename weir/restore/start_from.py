@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from state_ops.checkpoints.checkpoint import START, STARTED, Checkpoint
 from state_ops.checkpoints.reader_holds import ReaderHold
-from state_ops.checkpoints.registry import SAVEPOINT, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import START, STARTED, Checkpoint
+from state_ops.records.pins import SAVEPOINT
 from state_ops.storage.storage import Storage
 from weir.ownership.context import RunContext
 from weir.ownership.derived_checkpoint import commit, copied, lasting, pointed

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from state_ops.checkpoints.registry import Registry
-from state_ops.checkpoints.unpublished import before_first
 from state_ops.coordination import lease, results
 from state_ops.errors import DamageError, FencedError, plainly
 from state_ops.fsck.check import Reading, check
@@ -20,6 +19,7 @@ from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
 from state_ops.fsck.sinks import Marker
 from state_ops.fsck.survey import UNREADABLE
 from state_ops.logs import Logger
+from state_ops.records.publications import before_first
 from state_ops.storage.storage import Storage
 from weir.definition import Pipeline
 from weir.ownership.context import RunContext

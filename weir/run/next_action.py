@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
+from state_ops.records.triggers import Trigger
 from weir.sources.slices import EpochPlan
 
 

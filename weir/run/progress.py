@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.counts import agrees, counted
 from state_ops.durations import roughly
 from state_ops.logs import Logger
 from state_ops.moments import from_micros
+from state_ops.records.checkpoint import Checkpoint
 from weir.definition import Pipeline
 from weir.epoch.model import EpochReport
 from weir.execution.executor import Executor

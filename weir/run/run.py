@@ -13,9 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator, Policy, retry_pause
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import gate_hold, requests, suspension
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import Request
@@ -34,6 +32,8 @@ from state_ops.errors import (
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.moments import to_micros
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.triggers import Trigger
 from weir.code_changes.structure import structure
 from weir.definition import Pipeline
 from weir.epoch.model import EpochReport, SourceOffsets

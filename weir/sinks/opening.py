@@ -14,10 +14,10 @@ from types import TracebackType
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import DamageError, FencedError, PipelineError
 from state_ops.ids import CheckpointId
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import TABLES
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.change_feed import CHANGE_TYPE, refuse_replaced

@@ -16,9 +16,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import ConfigurationError, PipelineError
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.sink_link import SinkLink
 from weir.connectors.delta.sink import DeltaSink, recorded_table
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination.requests import Request
+from state_ops.records.triggers import Trigger
 from weir.connectors.formats.hive import Partition
 from weir.connectors.lookups.lookup_table import Version
 from weir.connectors.parquet.rows import NO_ROWS

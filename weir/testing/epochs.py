@@ -23,12 +23,13 @@ from typing import Any, cast
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
+from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint
 from state_ops.errors import PipelineError, WeirError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.moments import to_micros
 from state_ops.records.acks import Ack
 from state_ops.records.snapshot_files import Snapshot, snapshots_of
+from state_ops.records.triggers import Trigger
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.schema.state_class import State
 from state_ops.snapshots import stage_upload

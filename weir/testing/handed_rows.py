@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_ops.arrow.parquet import PARTITION, WHERE, staged_writer
-from state_ops.checkpoints.checkpoint import EPOCH, PROMOTION, REWIND, Checkpoint
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
+from state_ops.records.checkpoint import EPOCH, PROMOTION, REWIND, Checkpoint
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.paths import data_directory
 from state_ops.storage.storage import Storage

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator, Policy, next_id, retry_pause
 from state_ops.checkpoints.pending_checkpoint import (
     AckOutcome,
@@ -17,13 +16,14 @@ from state_ops.checkpoints.pending_checkpoint import (
     PendingCheckpoint,
     Received,
     Refusal,
-    Trigger,
     owns,
 )
 from state_ops.errors import DamageError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
 from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import OUTPUT, STATE, StateFile
+from state_ops.records.triggers import Trigger
 from tests.state_ops.checkpoints.test_registry import a_checkpoint
 
 GENERATION, EXPECTED = Generation(3), {"one": 2, "two": 1}

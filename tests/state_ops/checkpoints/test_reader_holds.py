@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from state_ops.checkpoints import reader_holds, retention
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.reader_holds import ReaderHold, Watcher
-from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Pin, Registry
+from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import processes
 from state_ops.errors import FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.pins import BRANCH, SAVEPOINT, Pin
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from tests.state_ops.checkpoints.test_registry import APP

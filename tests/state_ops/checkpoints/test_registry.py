@@ -12,13 +12,14 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint
-from state_ops.checkpoints.registry import Publication, Registry
-from state_ops.checkpoints.sink_link import SinkLink
+from state_ops.checkpoints.registry import Registry
 from state_ops.delta import fenced_table, log_cleanup, log_entries
 from state_ops.errors import DamageError, FencedError, PrunedError
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.records.checkpoint import NEWEST_FORMAT, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.publications import Publication
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import OUTPUT, STATE, StateFile
 from state_ops.storage.storage import Storage
 

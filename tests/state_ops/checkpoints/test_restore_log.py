@@ -9,10 +9,10 @@ import pytest
 from deltalake import write_deltalake
 
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.restore_log import Restored
 from state_ops.delta import fenced_table, log_cleanup
 from state_ops.delta.log_entries import active_files
 from state_ops.ids import CheckpointId
+from state_ops.records.restores import Restored
 from state_ops.storage.storage import Storage
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from pipelines.flights import pipeline
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import PROMOTION, REWIND, Checkpoint
 from state_ops.checkpoints.reader_holds import Watcher
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.shared_state import reference_counts, unreferenced
 from state_ops.delta.fenced_table import FencedTable
 from state_ops.errors import DamageError, FencedError
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.checkpoint import PROMOTION, REWIND, Checkpoint
 from state_ops.records.snapshot_files import CHANNEL, OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file

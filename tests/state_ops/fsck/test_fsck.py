@@ -11,9 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table
 from state_ops.delta.fenced_table import DataFile
 from state_ops.errors import FencedError
@@ -22,7 +20,9 @@ from state_ops.fsck.findings import MEANINGS, Finding, Kind, Report, Severity
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
 from state_ops.fsck.survey import chain_problems
 from state_ops.ids import Generation
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import CHANNEL, StateFile
 from state_ops.storage.storage import Storage
 from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file, published

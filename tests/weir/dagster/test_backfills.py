@@ -9,7 +9,7 @@ from typing import get_args
 import dagster as dg
 import pytest
 
-from state_ops.checkpoints.checkpoint import PROMOTION
+from state_ops.records.checkpoint import PROMOTION
 from tests.recovery.test_backfill import Plant, pipeline
 from tests.weir.dagster.without_spark import in_this_process
 from weir.dagster import backfills, jobs

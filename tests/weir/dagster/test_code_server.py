@@ -9,8 +9,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests
+from state_ops.records.triggers import Trigger
 from tests.weir.dagster.dagster_daemon import Served
 
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
 
-from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import TransientError
+from state_ops.records.pins import SAVEPOINT
 from state_ops.records.snapshot_files import STATE
 from tests.recovery.small import until
 from tests.tools.sampling import sampled

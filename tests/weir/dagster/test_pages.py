@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import flights
-from state_ops.checkpoints.checkpoint import PROMOTION
 from state_ops.coordination import lease
+from state_ops.records.checkpoint import PROMOTION
 from tests.replay import flights as replay
 from tests.weir.dagster.dagster_site import Site, pictures, shows
 from weir.inspection import state_reader

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
+from state_ops.records.triggers import Trigger
 from tests.recovery.small import Bank, until
 from tests.weir.dagster.without_spark import RETAINED, House, in_this_process
 

@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
+from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint
 from state_ops.coordination.requests import Request
 from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.records.acks import Ack, PendingUpload
 from state_ops.records.snapshot_files import CHANNEL, StagedFile
+from state_ops.records.triggers import Trigger
 from weir.definition import FileSource, Stage
 from weir.epoch import readiness
 from weir.epoch.in_flight_data import InFlightData

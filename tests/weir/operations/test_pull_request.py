@@ -22,8 +22,8 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 
 from state_ops import extras
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.storage.filesystem_store import FileSystemStore
 from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.conftest import days as days

@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from state_ops.checkpoints.checkpoint import EDIT
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
 from state_ops.errors import BusyError, DamageError, InputError, PipelineError, WeirError
 from state_ops.keyed import ttl
 from state_ops.keyed.imported_rows import fitting
 from state_ops.moments import to_micros
+from state_ops.records.checkpoint import EDIT
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
 from tests.recovery import small

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from state_ops.checkpoints.checkpoint import untold_sources
 from state_ops.days import Days
+from state_ops.records.checkpoint import untold_sources
 from tests.recovery.harness import Site
 from weir import Pipeline, Stage, agg, delta, files, select, side, testing, union, window
 from weir.execution.executor import Executor

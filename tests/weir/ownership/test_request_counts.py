@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.records.acks import Ack
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.storage.instrumented_store import NAMES
 from tests.recovery.small import Bank, successor
 from weir.execution.executor import Channel, Deadline, Landed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.records.checkpoint import Checkpoint
 from tests.recovery import test_unaligned as unaligned
 from tests.recovery.harness import Site
 from tests.recovery.unordered import epochs

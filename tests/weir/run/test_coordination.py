@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import TransientError
 from state_ops.records.acks import Ack
+from state_ops.records.triggers import Trigger
 from tests.recovery import mortal
 from tests.recovery.harness import Site
 from weir.epoch import failover, scheduler, stage_job, steps, transitions

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination.requests import Request
+from state_ops.records.triggers import Trigger
 from weir.run.next_action import (
     BeginAgain,
     BeginEpoch,

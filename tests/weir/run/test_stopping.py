@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import STOP, Request
 from state_ops.coordination.suspension import Suspension
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.triggers import Trigger
 from tests.recovery.small import Bank, until
 from weir.cli import running, savepoints
 from weir.execution.in_process import InMemoryExecutor

@@ -14,7 +14,6 @@ from typing import Any
 import polars as pl
 import pytest
 
-from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -25,6 +24,7 @@ from state_ops.errors import (
     WeirError,
 )
 from state_ops.moments import to_micros
+from state_ops.records.pins import SAVEPOINT
 from tests.recovery.harness import Site
 from tests.tools import described
 from tests.tools.sampling import sampled

@@ -123,7 +123,8 @@ def _registry(ctx: typer.Context) -> Registry:
 
 
 def _registry_of(title: str) -> Registry:
-    from state_ops.checkpoints.registry import BRANCH, Registry
+    from state_ops.checkpoints.registry import Registry
+    from state_ops.records.pins import BRANCH
     from state_ops.storage.branches import BRANCHES, pinned
     from state_ops.storage.storage import Storage
     from weir.settings.configuration import load

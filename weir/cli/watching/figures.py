@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
 from state_ops.counts import counted
 from state_ops.moments import from_micros
 from state_ops.outputs import MAIN
+from state_ops.records.checkpoint import EPOCH, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import STATE, StateFile
 from weir.cli.watching.look import Look

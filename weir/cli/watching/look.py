@@ -14,10 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import Pin, Publication, Registry
-from state_ops.checkpoints.restore_log import Restored
-from state_ops.checkpoints.unpublished import unpublished
+from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, publishing_refused, restore_progress, results, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
@@ -28,6 +25,10 @@ from state_ops.coordination.suspension import Suspension
 from state_ops.errors import PrunedError
 from state_ops.ids import CheckpointId
 from state_ops.moments import to_micros
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.pins import Pin
+from state_ops.records.publications import Publication, unpublished
+from state_ops.records.restores import Restored
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from weir.definition import Pipeline

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.coordination.lease import FAILED, INTERRUPTED
 from state_ops.errors import ConfigurationError, TransientError, WeirError
+from state_ops.records.pins import SAVEPOINT
 from weir.cli.watching import figures
 from weir.cli.watching.figures import EpochFigures, SinkFigures, StageFigures
 from weir.cli.watching.look import Look, Looks, Outcome, Watched

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import EPOCH, ROWS_LOST
 from state_ops.coordination import restore_progress
 from state_ops.coordination.gate_hold import GATE
 from state_ops.coordination.lease import FAILED, Lease
@@ -15,6 +14,7 @@ from state_ops.coordination.results import Checked
 from state_ops.counts import agrees, counted
 from state_ops.errors import DISK_FULL, WeirError, page_about, plainly
 from state_ops.moments import to_the_second
+from state_ops.records.checkpoint import EPOCH, ROWS_LOST
 from weir.cli.watching.figures import EpochFigures, ago, number_waiting, restarts, size, waiting
 from weir.cli.watching.look import Look
 

@@ -18,12 +18,12 @@ from jinja2 import Environment, FileSystemLoader
 
 from state_ops import durations, extras
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.checkpoint import stats_of
 from state_ops.coordination import lease
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, PipelineError
 from state_ops.extras import version
+from state_ops.records.checkpoint import stats_of
 from state_ops.redaction import redacted
 from weir.cli.watching import figures, plots, timeline
 from weir.cli.watching.figures import EpochFigures

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import EDIT, EPOCH, FORK, POSITIONS, PROMOTION, REWIND, SEEK, START, Checkpoint
-from state_ops.checkpoints.registry import BRANCH
-from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination.lease import DIED
 from state_ops.counts import counted
+from state_ops.records.checkpoint import EDIT, EPOCH, FORK, POSITIONS, PROMOTION, REWIND, SEEK, START, Checkpoint
+from state_ops.records.pins import BRANCH
+from state_ops.records.restores import Restored
 from weir.cli.watching.figures import EpochFigures, ago, size
 from weir.cli.watching.look import Look
 from weir.cli.watching.problems import DRILL, LOOK, NOTE, WRONG, kind_of

@@ -23,8 +23,6 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from state_ops.arrow.frames import canonical_type
 from state_ops.arrow.types import parts
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import Publication
 from state_ops.counts import counted
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile, TableVersion
@@ -32,6 +30,8 @@ from state_ops.delta.set_back import set_back
 from state_ops.errors import DamageError, PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.publications import Publication
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

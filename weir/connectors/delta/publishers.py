@@ -13,9 +13,9 @@ from typing import Self
 
 import pyarrow as pa
 
-from state_ops.checkpoints.checkpoint import REWIND, Checkpoint
-from state_ops.checkpoints.registry import Publication
 from state_ops.errors import DamageError, PipelineError
+from state_ops.records.checkpoint import REWIND, Checkpoint
+from state_ops.records.publications import Publication
 from state_ops.storage.storage import Storage
 from weir.connectors.delta import append, replace_partitions, replace_where, restore_version, upsert
 from weir.connectors.delta.changes import check_columns, columns_of

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from state_ops.arrow.parquet import where_of
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import Publication
 from state_ops.delta.log_entries import DataFile, active_files
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.publications import Publication
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.append import check_committed, check_keyed, damaged

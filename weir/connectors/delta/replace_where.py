@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from state_ops.arrow.parquet import staged_writer
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import Publication
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import DamageError, WeirError
 from state_ops.ids import new_attempt_id
 from state_ops.moments import from_micros, to_micros
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.publications import Publication
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

@@ -23,13 +23,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import Publication
 from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import DamageError, plainly
 from state_ops.logs import Logger
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.publications import Publication
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

@@ -23,14 +23,14 @@ from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from state_ops.arrow.parquet import partition_of
-from state_ops.checkpoints.checkpoint import TAKES_BACK, Checkpoint
-from state_ops.checkpoints.registry import Publication
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile
 from state_ops.delta.set_back import set_back
 from state_ops.errors import DamageError, plainly
 from state_ops.ids import epoch_dir
+from state_ops.records.checkpoint import TAKES_BACK, Checkpoint
+from state_ops.records.publications import Publication
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import StateFile
 from state_ops.redaction import scrubbing
 from state_ops.storage.paths import data_directory

@@ -28,12 +28,12 @@ from deltalake import DeltaTable
 
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import Publication
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files, add_actions, told
 from state_ops.ids import new_attempt_id
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.publications import Publication
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch as scratch_dir

@@ -14,9 +14,9 @@ from typing import Any
 
 import dagster as dg
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros, to_micros
+from state_ops.records.checkpoint import Checkpoint
 from weir.connectors.sink import Sink
 from weir.dagster.names import COMPLETE, DATA_VERSION, key, table_key
 from weir.definition import Pipeline, Stage, is_clocked, is_timed

@@ -12,10 +12,10 @@ from typing import Any
 import dagster as dg
 from deltalake.exceptions import DeltaError
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import WeirError, first_line
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import table_path
 from weir.dagster import checks, metadata

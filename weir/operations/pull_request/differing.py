@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import StateFile, snapshots_of
 from state_ops.schema import descriptors
 from state_ops.schema.key_groups import group_range

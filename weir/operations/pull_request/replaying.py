@@ -17,8 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_ops.checkpoints.checkpoint import FORK, FORKED, Checkpoint
-from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.errors import (
     GateError,
     InputError,
@@ -29,7 +27,9 @@ from state_ops.errors import (
     WeirError,
 )
 from state_ops.ids import CheckpointId
+from state_ops.records.checkpoint import FORK, FORKED, Checkpoint
 from state_ops.records.snapshot_files import StateFile
+from state_ops.records.triggers import Trigger
 from state_ops.storage.branches import Branch
 from weir.connectors.source import RUNNING
 from weir.definition import HOLD, Gate, Pipeline, Stage

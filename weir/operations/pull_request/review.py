@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from state_ops import extras
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError, PrunedError, WeirError
 from state_ops.moments import from_micros
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.redaction import redacted
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch as scratch_dir

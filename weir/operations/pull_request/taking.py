@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import agrees, counted
 from state_ops.errors import DamageError, MissingError, PrunedError, WeirError
+from state_ops.records.checkpoint import EPOCH, Checkpoint
 from state_ops.records.snapshot_files import OUTPUT, STATE, StateFile
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.storage import Storage, check_path

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination.lease import FAILED, LEASE, Heartbeat, Lease, failure
 from state_ops.coordination.results import Checked, Drilled
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import ConfigurationError, DamageError, GateError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.records.restores import Restored
 from state_ops.records.snapshot_files import STATE, StateFile
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank

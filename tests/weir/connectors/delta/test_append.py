@@ -14,8 +14,8 @@ from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_de
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
-from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import DamageError, PipelineError
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from weir.connectors.delta import append

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import Publication
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import DamageError
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.publications import Publication
+from state_ops.records.sink_link import SinkLink
 from state_ops.storage.storage import Storage
 from tests.weir.connectors.delta.test_append import APP, SCHEMA, checkpoint, keys, staged
 from weir.connectors.delta import append, replace_where, restore_version

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import log_entries
 from state_ops.errors import DamageError, PipelineError
+from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from tests.tools.sampling import sampled

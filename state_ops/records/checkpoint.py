@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.days import Days
 from state_ops.ids import CheckpointId, Generation
 from state_ops.records.operator_stats import NOTHING, OperatorStats
+from state_ops.records.sink_link import SinkLink
 
 FORMAT_VERSION = 1
 WITH_WAITING = 2  # rows wait in front of a stage: a release that does not know this would lose them

@@ -5,10 +5,10 @@ from dataclasses import fields
 
 import pytest
 
-from state_ops.checkpoints.checkpoint import stats_of
 from state_ops.checkpoints.registry import Registry
-from state_ops.checkpoints.sink_link import SinkLink
+from state_ops.records.checkpoint import stats_of
 from state_ops.records.operator_stats import NOTHING, OperatorStats
+from state_ops.records.sink_link import SinkLink
 from state_ops.storage.storage import Storage
 from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint
 

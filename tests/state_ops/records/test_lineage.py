@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from state_ops.checkpoints.checkpoint import is_abandoned, spans_with
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.checkpoint import is_abandoned, spans_with
 from tests.state_ops.checkpoints.test_registry import a_checkpoint
 
 

@@ -1,4 +1,4 @@
-"""Committed checkpoints whose rows a sink lacks, as far as the registry knows.
+"""Publications, and which committed checkpoints' rows a sink lacks, as far as the registry knows.
 
 The registry records a publication after the sink has it, so a checkpoint that is listed here may be in its sink
 already. A checkpoint that a rewind has abandoned is not listed: nobody publishes it any more.
@@ -7,13 +7,33 @@ already. A checkpoint that a rewind has abandoned is not listed: nobody publishe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 
-from state_ops.checkpoints.checkpoint import Checkpoint, abandoned
-from state_ops.checkpoints.registry import Publication
-from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.ids import CheckpointId
+from state_ops.records.checkpoint import Checkpoint, abandoned
+from state_ops.records.sink_link import SinkLink
 
 _MOST_LACKING = 50  # ids that a link keeps: newer ones are the ones that somebody can still rewind to
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One checkpoint's output became visible in one sink: in a table as this Delta version, else in another kind of
+    sink.
+
+    Attributes:
+        ms: How long the publishing took, in milliseconds.
+    """
+
+    checkpoint_id: CheckpointId
+    sink: str
+    delta_version: int | None
+    files: int
+    rows: int
+    published_at: datetime
+    ms: float
+    digest: str | None = field(default=None, compare=False)
 
 
 def unpublished(
