@@ -31,7 +31,7 @@ from state_ops.s3_options import S3Options
 from state_ops.storage.branches import PARENT, inherited, is_inherited, parent_uri
 from state_ops.storage.filesystem_store import FileSystemStore
 from state_ops.storage.instrumented_store import InstrumentedStore, RequestCounts
-from state_ops.storage.opening import default_s3, open_store
+from state_ops.storage.open_store import default_s3, open_store
 from state_ops.storage.store import CHUNK, LOCAL_CHUNK, UNFINISHED, StoredFile, UnavailableError
 from state_ops.storage.temp_dirs import scratch
 

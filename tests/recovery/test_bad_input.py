@@ -31,8 +31,8 @@ from weir.run.run import RunOptions, run
 from weir.run.sensor import Memory, decide, observe
 from weir.settings.configuration import PROJECT, EpochSettings
 from weir.sources.files import FilesReader
-from weir.sources.landing import LandingDirectory
 from weir.sources.slices import EpochPlan
+from weir.sources.source_directory import LandingDirectory
 
 _READ = 3  # days in the base, all in one epoch
 

@@ -25,7 +25,7 @@ from weir.operations.plan import plan
 from weir.ownership.publish import deliver
 from weir.restore import recovery, rewind
 from weir.run import maintenance
-from weir.sinks.opening import Sinks
+from weir.sinks.open_sinks import Sinks
 
 
 def delivering(bank: Bank, delivery: str) -> Bank:  # noqa: F811

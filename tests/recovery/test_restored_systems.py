@@ -81,7 +81,7 @@ def test_rows_that_are_committed_and_not_published_come_with_the_others(bank, pa
     restored(bank, path, 1)
     with monkeypatch.context() as patched:
         patched.setattr(publish, "_publish", lambda *_: (_ for _ in ()).throw(OSError("cut off")))
-        patched.setattr("weir.sinks.opening.Sinks.check_chain", lambda *_: None)
+        patched.setattr("weir.sinks.open_sinks.Sinks.check_chain", lambda *_: None)
         with pytest.raises(WeirError, match="cut off"):
             bank.epochs(4)
     with pytest.raises(DamageError, match="is at 1, not at 3"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from state_ops.storage.storage import Storage
-from weir.sources.landing import LandingDirectory
+from weir.sources.source_directory import LandingDirectory
 
 
 def test_a_directory_that_comes_and_goes_can_be_listed_at_any_moment(tmp_path):

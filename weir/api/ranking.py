@@ -12,7 +12,7 @@ from weir.api.arguments import check_event_time, columns_of, gates_of, names_of,
 from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.connectors.sink import Sink
 from weir.definition import Gate, Input, Source, Stage, reading
-from weir.definition.made_columns import before
+from weir.definition.column_lineage import before
 from weir.operators.top_n import TopN
 
 

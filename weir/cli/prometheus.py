@@ -24,7 +24,7 @@ from state_ops.records.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.pins import SAVEPOINT
 from state_ops.storage.instrumented_store import DOWN, KINDS, UP
-from weir.cli.watching.look import Look, Looks, Outcome, Watched
+from weir.cli.watching.pipeline_look import Look, Looks, Outcome, Watched
 from weir.settings.configuration import Settings
 
 log = Logger("weir.metrics")

@@ -20,7 +20,7 @@ from typing import Any
 from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from weir.connectors.delta.change_feed import CHANGE_TYPE
-from weir.definition import Finding, Pipeline, Source, Stage, Verdict, keeps_changes, made_columns
+from weir.definition import Finding, Pipeline, Source, Stage, Verdict, column_lineage, keeps_changes
 from weir.definition.fingerprint import fingerprint_of
 from weir.operators import sides
 
@@ -46,7 +46,7 @@ class Step:
     @property
     def explicit(self) -> set[str]:
         """The columns that its select names."""
-        return {name for sql in self.columns if (name := made_columns.name_of(sql)) is not None}
+        return {name for sql in self.columns if (name := column_lineage.name_of(sql)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Path:
     @property
     def only_inserts(self) -> bool:
         """True if it makes an insert of each row, so that nothing is taken back."""
-        return any(made_columns.value_of(step.columns, CHANGE_TYPE) == _INSERT for step in self.steps)
+        return any(column_lineage.value_of(step.columns, CHANGE_TYPE) == _INSERT for step in self.steps)
 
     def has(self, name: str) -> bool:
         """Return whether what comes of it has a column, if the origin has one."""
         made = next((step.columns for step in self.steps if step.columns), ())
-        return made_columns.has(made, name)
+        return column_lineage.has(made, name)
 
     def begun(self, head: Checkpoint) -> bool:
         """Return whether changes of the origin have come by a checkpoint."""
@@ -88,11 +88,11 @@ class Path:
         """
         done: list[tuple[Any, ...]] = []
         for step in self.steps:
-            values = {name: made_columns.value_of(step.columns, name) for name in names}
+            values = {name: column_lineage.value_of(step.columns, name) for name in names}
             computed = tuple(sorted((name, value) for name, value in values.items() if value != (name,)))
             if step.where or computed:
                 done.append((step.where, computed))
-            read = {made_columns.bare(token) for value in (*values.values(), step.where) for token in value}
+            read = {column_lineage.bare(token) for value in (*values.values(), step.where) for token in value}
             names = read if step.code is None else all_names
         return done
 
@@ -251,7 +251,7 @@ def _uid_in(origin: str) -> str:
 
 def _today(stage: Stage, lane: Stage) -> Iterator[Path]:
     code = code_of(lane.transform, None if stage.key else stage.function)
-    step = Step(stage.uid, made_columns.tokens(lane.where or ""), lane.columns, code)
+    step = Step(stage.uid, column_lineage.tokens(lane.where or ""), lane.columns, code)
     changes, input = lane.reads_changes and lane.transform is None and keeps_changes(lane), lane.input
     if isinstance(input, Source) or input.has_state:
         yield Path(sides.inputs_of(lane)[0], (step,), changes)
@@ -266,7 +266,7 @@ def _recorded(head: Checkpoint, uid: str) -> Iterator[Path]:
     recorded = stats_of(head, uid)
     unknown: list[dict[str, Any]] = [{"where": None, "columns": []}] * len(recorded.inputs or ())
     for input, sql in zip(recorded.inputs or (), recorded.sql or unknown, strict=True):
-        step = Step(uid, made_columns.tokens(sql["where"] or ""), tuple(sql["columns"]), sql.get("code", ""))
+        step = Step(uid, column_lineage.tokens(sql["where"] or ""), tuple(sql["columns"]), sql.get("code", ""))
         before = head.operators.get(_uid_in(input)) if input.startswith("the stage ") else None
         if before is None or before.has_state or before.inputs is None:
             yield Path(input, (step,))

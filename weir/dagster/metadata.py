@@ -24,7 +24,7 @@ from weir.connectors.delta.table_commit import table_path
 from weir.connectors.sink import Sink
 from weir.dagster.names import input_key, lookup_key, stage_key, table_key
 from weir.definition import MAIN, FileSource, Pipeline, Source, Stage
-from weir.definition.made_columns import made_of
+from weir.definition.column_lineage import made_of
 from weir.epoch.model import EpochReport
 from weir.sources.positions import Arrivals
 from weir.timings import bottleneck

@@ -13,8 +13,8 @@ from weir.connectors.delta.change_feed import CHANGE_TYPE, refuse_replaced
 from weir.connectors.delta.sink import DeltaSink
 from weir.connectors.sink import Sink
 from weir.connectors.source import Source as Source
+from weir.definition.column_lineage import has, keeps
 from weir.definition.gates import STATE, Gate
-from weir.definition.made_columns import has, keeps
 from weir.definition.names import QUARANTINE, START, TAKEN, check_name
 from weir.definition.operator import OF_INPUT, OperatorKind
 

@@ -45,7 +45,7 @@ from weir.ownership.ownership import early_id_of
 from weir.ownership.pipeline_storage import open_storage, readers
 from weir.ownership.publish import lacking_by_sink, unpublished
 from weir.settings.configuration import Settings
-from weir.sinks.opening import Sinks, kind_in
+from weir.sinks.open_sinks import Sinks, kind_in
 from weir.sinks.places import check_places
 from weir.sources.directory_watch import DELIVERED_AGAIN, named
 

@@ -49,7 +49,7 @@ from weir.connectors.delta.sink import recorded_table
 from weir.connectors.delta.table_commit import file_path, table_path
 from weir.connectors.delta.upsert import spilled
 from weir.connectors.sink import Capabilities, Sink
-from weir.definition import Pipeline, Stage, made_columns
+from weir.definition import Pipeline, Stage, column_lineage
 from weir.epoch.step_runner import StepRunner
 from weir.execution.executor import Executor
 from weir.operations import promoted_rows
@@ -435,7 +435,7 @@ def _are_taken_back(stage: Stage, column: str) -> bool:
     if stage.key or not stage.hands_out_changes:
         return stage.hands_out_changes and column not in stage.key
     lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage)]
-    return any(_are_taken_back(lane.input, made_columns.before(lane.columns, column) or column) for lane in lanes)  # type: ignore[arg-type]
+    return any(_are_taken_back(lane.input, column_lineage.before(lane.columns, column) or column) for lane in lanes)  # type: ignore[arg-type]
 
 
 def check_keeps_ranges(name: str, sink: Sink | None) -> None:

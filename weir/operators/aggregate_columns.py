@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from state_ops.rows.aggregates import Agg
-from weir.definition.made_columns import read_by
+from weir.definition.column_lineage import read_by
 
 Aggregates = Sequence[tuple[str, Agg]]
 

@@ -19,7 +19,7 @@ from weir.definition.fingerprint import fingerprint_of_stage
 from weir.execution.executor import Executor
 from weir.ownership.lookups import Lookups
 from weir.settings.configuration import Settings
-from weir.sinks.opening import Sinks
+from weir.sinks.open_sinks import Sinks
 from weir.sources.reader import SourceReader
 from weir.timings import EpochTimes
 

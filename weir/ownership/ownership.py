@@ -34,7 +34,7 @@ from weir.ownership.fencing import raise_if_fenced
 from weir.ownership.leftovers import delete_rows, unpublishable
 from weir.ownership.pipeline_storage import open_storage, readers, storage_errors
 from weir.settings.configuration import Settings
-from weir.sources.landed import LANDED
+from weir.sources.landed_files import LANDED
 
 log = Logger("weir.run")
 

@@ -24,9 +24,9 @@ from weir.connectors.delta.table_commit import table_path
 from weir.connectors.source import LOOKING, Opening, Position
 from weir.definition import FileSource, Pipeline, Source
 from weir.settings.configuration import Settings
+from weir.sources.connector_reader import PartsReader
 from weir.sources.files import FilesReader
-from weir.sources.landed import LANDED, LandedFiles
-from weir.sources.parts import PartsReader
+from weir.sources.landed_files import LANDED, LandedFiles
 from weir.sources.positions import has_read
 from weir.sources.reader import SourceReader
 

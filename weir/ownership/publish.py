@@ -22,7 +22,7 @@ from weir.connectors.delta.table_commit import publication
 from weir.connectors.sink import Published, Publisher, TakingBack, Versioned, no_rows
 from weir.connectors.staged_rows import StagedRows
 from weir.ownership.context import RunContext
-from weir.sinks.opening import marker_of
+from weir.sinks.open_sinks import marker_of
 
 log = Logger("weir.sink")
 

@@ -19,7 +19,7 @@ from state_ops.ids import new_attempt_id
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.records.acks import Ack, PendingUpload
 from weir.definition import LATE, ROW, Stage, input_name
-from weir.definition.made_columns import has_all
+from weir.definition.column_lineage import has_all
 from weir.execution import direct_read
 from weir.execution.executor import Channel, Deadline, Landed, Several
 from weir.execution.in_process import InMemoryExecutor, filtered, routed

@@ -52,7 +52,7 @@ from weir.ownership.pipeline_storage import readers
 from weir.replay.phases import Phases, Saying, silent
 from weir.replay.recording import Recording
 from weir.settings.configuration import Settings
-from weir.sinks.opening import Sinks
+from weir.sinks.open_sinks import Sinks
 from weir.sources.slices import EpochPlan
 
 if TYPE_CHECKING:

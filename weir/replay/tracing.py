@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from state_ops.errors import WeirError
 from weir.definition import Stage
-from weir.definition.made_columns import before, seen_as
+from weir.definition.column_lineage import before, seen_as
 from weir.inspection import state_reader
 from weir.inspection.state_reader import Change
 from weir.replay.comparison import canonical_text

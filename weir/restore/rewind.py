@@ -46,7 +46,7 @@ from weir.ownership.pipeline_storage import open_storage, readers
 from weir.ownership.publish import lacking_by_sink
 from weir.restore import rows_back
 from weir.settings.configuration import Settings
-from weir.sinks.opening import Sinks, kind_in
+from weir.sinks.open_sinks import Sinks, kind_in
 from weir.sources.positions import Arrivals
 
 log = Logger("weir.rewind")

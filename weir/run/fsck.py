@@ -26,7 +26,7 @@ from weir.ownership.context import RunContext
 from weir.ownership.pipeline_storage import open_storage, reaching, readers
 from weir.ownership.publish import lacking_by_sink, publish_missing
 from weir.settings.configuration import Settings
-from weir.sinks.opening import Sinks
+from weir.sinks.open_sinks import Sinks
 from weir.sinks.recorded_sink import places_before
 
 log = Logger("weir.fsck")

@@ -51,7 +51,6 @@ from weir.ownership.pipeline_storage import open_storage as open_storage
 from weir.restore.recovery import owning
 from weir.restore.start_from import start
 from weir.run import maintenance, telemetry
-from weir.run.held_sources import Held, held
 from weir.run.next_action import (
     Action,
     BeginAgain,
@@ -67,6 +66,7 @@ from weir.run.next_action import (
     next_action,
 )
 from weir.run.next_action import RunOptions as RunOptions
+from weir.run.source_alignment import Held, held
 from weir.settings.configuration import Settings
 from weir.sources.slices import EpochPlan, Slice
 

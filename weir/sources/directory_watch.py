@@ -9,9 +9,9 @@ from state_ops.errors import InputError
 from state_ops.logs import Logger
 from weir.definition import FileSource
 from weir.sources import positions
-from weir.sources.landing import LandingDirectory
 from weir.sources.positions import Arrivals, Position
 from weir.sources.slices import SourceFile
+from weir.sources.source_directory import LandingDirectory
 
 DELIVERED_AGAIN = (
     "Deliver what is new in them under other names, or replay the range of event time that they have: "

@@ -20,9 +20,9 @@ from weir.connectors.parquet.footers import by_arrow, enums, nanos, times, unnam
 from weir.connectors.parquet.rows import NO_ROWS
 from weir.connectors.source import ADD, Source
 from weir.definition import FileSource
-from weir.sources.landing import LandingDirectory
 from weir.sources.parquet.parquet_files import retyped
 from weir.sources.slices import SourceFile
+from weir.sources.source_directory import LandingDirectory
 
 _LOOKED_AT = 1 << 20  # rows at a time
 

@@ -26,13 +26,13 @@ from weir.definition import FileSource
 from weir.sources import positions
 from weir.sources.directory_watch import DirectoryWatch
 from weir.sources.file_check import FileCheck
-from weir.sources.gathering import Gathered
-from weir.sources.landed import MOST_REJECTED_BYTES, LandedFiles, LandingAttempt, size_of
-from weir.sources.landing import LandingDirectory
+from weir.sources.landed_files import MOST_REJECTED_BYTES, LandedFiles, LandingAttempt, size_of
 from weir.sources.parquet import unfit_rows
 from weir.sources.positions import Arrivals, Position
 from weir.sources.reader import SourceReader, accepted
+from weir.sources.slice_files import Gathered
 from weir.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
+from weir.sources.source_directory import LandingDirectory
 
 if TYPE_CHECKING:
     from weir.settings.configuration import EpochSettings, S3Settings

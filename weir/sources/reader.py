@@ -22,10 +22,10 @@ from state_ops.logs import Logger
 from weir.connectors.parquet.rows import NO_ROWS
 from weir.connectors.source import Lag, Position, Source, changed_kind
 from weir.sources.file_check import greatest
-from weir.sources.landed import LandedFiles
-from weir.sources.landing import LandingDirectory
+from weir.sources.landed_files import LandedFiles
 from weir.sources.positions import Arrivals
 from weir.sources.slices import WHOLE, BadRow, LeftOut, PartitionTime, Share, Slice, SourceFile
+from weir.sources.source_directory import LandingDirectory
 
 if TYPE_CHECKING:
     from weir.settings.configuration import EpochSettings

@@ -61,7 +61,7 @@ from state_ops.snapshots.sweep import sweep
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 from weir.definition import POSITIONS, Epoch, FileSource, Operator, Progress, Shapes, Source, Stage, Subtask
-from weir.definition.made_columns import before
+from weir.definition.column_lineage import before
 from weir.operators import sides
 from weir.operators.base import event_time_of
 from weir.operators.compatibility import timers_left

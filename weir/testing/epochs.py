@@ -44,7 +44,7 @@ from weir.execution.in_process import InMemoryExecutor
 from weir.ownership.context import RunContext
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
-from weir.sinks.opening import Sinks
+from weir.sinks.open_sinks import Sinks
 from weir.sources.reader import SourceReader
 from weir.sources.slices import EpochPlan
 from weir.task.run_task import KeyedTask

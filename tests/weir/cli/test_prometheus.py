@@ -32,7 +32,7 @@ from tests.weir.gates.test_gates import between, gated
 from tests.weir.operators.functions.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
 from weir.cli import metrics, restore
 from weir.cli.prometheus import Exporter, samples
-from weir.cli.watching.look import Look, Watched
+from weir.cli.watching.pipeline_look import Look, Watched
 from weir.epoch import steps
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import drill

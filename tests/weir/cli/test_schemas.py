@@ -47,7 +47,7 @@ COMMANDS = {
     "state delete": "state delete small accounts --key k1 --dry-run",
 }
 ELSEWHERE = {
-    "seek": "tests/weir/sources/test_parts.py",
+    "seek": "tests/weir/sources/test_connector_reader.py",
     "backfill": "tests/recovery/test_backfill.py",
     "drill": "tests/recovery/test_drill.py",
 }

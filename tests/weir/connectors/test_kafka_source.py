@@ -23,8 +23,8 @@ from weir.connectors.kafka.sink import KafkaSink
 from weir.connectors.kafka.source import KafkaSource
 from weir.connectors.source import Limits, Opening, Planned, Rejected
 from weir.settings.configuration import EpochSettings
-from weir.sources.landed import LandedFiles
-from weir.sources.parts import PartsReader
+from weir.sources.connector_reader import PartsReader
+from weir.sources.landed_files import LandedFiles
 
 ALL = Limits(1000, 1 << 40, 1 << 50)
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -25,7 +25,7 @@ from weir.gates.evaluation import Verdict
 from weir.run.run import open_storage
 from weir.run.sensor import observe
 from weir.settings import configuration as settings
-from weir.sinks.opening import Sinks
+from weir.sinks.open_sinks import Sinks
 
 
 def between(column: str, low: float, high: float, **more) -> Gate:

@@ -49,7 +49,7 @@ from weir import (
 from weir.operators.aggregation import running as aggregation
 from weir.operators.compatibility import fit, meaning, stored_keys
 from weir.operators.shapes import shapes
-from weir.sinks.opening import Sinks
+from weir.sinks.open_sinks import Sinks
 
 CHANGES = delta.table("x/users", name="users", event_time="at", changes=True)
 OTHERS = files("x/*.parquet", event_time="at")

@@ -26,7 +26,7 @@ from weir import (
     top_n,
     window,
 )
-from weir.definition import Stage, made_columns
+from weir.definition import Stage, column_lineage
 from weir.definition.stage import keeps_changes
 from weir.execution import exchange
 from weir.execution.direct_read import narrowed
@@ -289,8 +289,8 @@ def test_the_watermark_goes_by_the_sources_event_time_whatever_a_made_column_is_
     ],
 )
 def test_which_made_columns_are_those_of_the_input(columns, name, before, seen_as):
-    assert made_columns.before(columns, name) == before
-    assert made_columns.seen_as(columns, name) == seen_as
+    assert column_lineage.before(columns, name) == before
+    assert column_lineage.seen_as(columns, name) == seen_as
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_which_made_columns_are_those_of_the_input(columns, name, before, seen_a
     ],
 )
 def test_which_made_columns_say_what_became_of_a_row(columns, kept):
-    assert made_columns.has(columns, "_change_type") == kept
+    assert column_lineage.has(columns, "_change_type") == kept
 
 
 @pytest.mark.parametrize(

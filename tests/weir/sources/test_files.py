@@ -19,13 +19,12 @@ from state_ops.errors import ConfigurationError, InputError, TransientError
 from state_ops.moments import to_micros
 from weir.definition import FileSource
 from weir.settings.configuration import EpochSettings
-from weir.sources import landing as landing_directory
-from weir.sources import positions
+from weir.sources import positions, source_directory
 from weir.sources.files import FilesReader
-from weir.sources.landed import LandedFiles
-from weir.sources.landing import LandingDirectory
+from weir.sources.landed_files import LandedFiles
 from weir.sources.parquet import parquet_files
 from weir.sources.slices import Slice
+from weir.sources.source_directory import LandingDirectory
 
 LIMITS = EpochSettings()
 
@@ -397,7 +396,7 @@ def test_an_object_store_has_no_directories_to_miss(landing, monkeypatch):
     position = read(reader)
     shutil.rmtree(landing)
     here = reader.landing
-    monkeypatch.setattr(landing_directory, "_OBJECT_STORES", {here._fs.type_name})
+    monkeypatch.setattr(source_directory, "_OBJECT_STORES", {here._fs.type_name})
     monkeypatch.setattr(here, "_path", here._path.removeprefix("/"))  # of which the first part is the bucket
     monkeypatch.chdir("/")
     reader.check(position)

@@ -13,7 +13,7 @@ import pytest
 from state_ops.errors import ConfigurationError, PipelineError, TransientError, WeirError
 from tests.recovery.harness import Site
 from tests.weir.sources.partitions import Partitions, PartitionsSource, put, row
-from tests.weir.sources.test_parts import SOURCE, epochs, of, position, site_of, totals
+from tests.weir.sources.test_connector_reader import SOURCE, epochs, of, position, site_of, totals
 from weir import Pipeline, Source, agg, aggregate, chain, delta, files, generator
 from weir.cli import status
 from weir.execution.in_process import InMemoryExecutor

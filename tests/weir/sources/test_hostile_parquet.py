@@ -208,7 +208,7 @@ def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_nor_is_one_of_a_file_that_is_decoded(tmp_path: Path, format: str):
-    from weir.sources.landing import LandingDirectory
+    from weir.sources.source_directory import LandingDirectory
 
     (tmp_path / "landing").mkdir()
     (tmp_path / f"private.{format}").write_text("n\n1\n")

@@ -16,7 +16,7 @@ from tests.recovery.harness import Site
 from weir import Pipeline, delta, files, select
 from weir.execution.in_process import InMemoryExecutor
 from weir.run.run import RunOptions, run
-from weir.sources.landing import LandingDirectory
+from weir.sources.source_directory import LandingDirectory
 
 FORMATS = ["parquet", "csv", "json"]
 

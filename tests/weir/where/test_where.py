@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from state_ops.arrow import frames
 from tests.tools.sampling import sampled
-from weir.definition.made_columns import made_of
+from weir.definition.column_lineage import made_of
 from weir.where import Fails, NoColumn, Refused, compiled, projected
 
 _MAX, _MIN, _INT = (1 << 63) - 1, -(1 << 63), (1 << 31) - 1

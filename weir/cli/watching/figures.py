@@ -14,7 +14,7 @@ from state_ops.outputs import MAIN
 from state_ops.records.checkpoint import EPOCH, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import STATE, StateFile
-from weir.cli.watching.look import Look
+from weir.cli.watching.pipeline_look import Look
 from weir.definition import Pipeline
 from weir.sources.positions import Arrivals
 from weir.timings import bottleneck

@@ -12,7 +12,7 @@ from state_ops.errors import ConfigurationError, TransientError, WeirError
 from state_ops.records.pins import SAVEPOINT
 from weir.cli.watching import figures
 from weir.cli.watching.figures import EpochFigures, SinkFigures, StageFigures
-from weir.cli.watching.look import Look, Looks, Outcome, Watched
+from weir.cli.watching.pipeline_look import Look, Looks, Outcome, Watched
 from weir.cli.watching.problems import Problem, last_failure, problems, unreadable
 from weir.settings.configuration import Settings, load
 

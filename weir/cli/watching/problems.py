@@ -16,7 +16,7 @@ from state_ops.errors import DISK_FULL, WeirError, page_about, plainly
 from state_ops.moments import to_the_second
 from state_ops.records.checkpoint import EPOCH, ROWS_LOST
 from weir.cli.watching.figures import EpochFigures, ago, number_waiting, restarts, size, waiting
-from weir.cli.watching.look import Look
+from weir.cli.watching.pipeline_look import Look
 
 WRONG, LOOK, NOTE = "wrong", "look", "note"
 """Somebody has to act; somebody should look; it is good to know."""

@@ -27,8 +27,8 @@ from state_ops.records.checkpoint import stats_of
 from state_ops.redaction import redacted
 from weir.cli.watching import figures, plots, timeline
 from weir.cli.watching.figures import EpochFigures
-from weir.cli.watching.look import Look, Watched
 from weir.cli.watching.monitor import Row, seen
+from weir.cli.watching.pipeline_look import Look, Watched
 from weir.cli.watching.problems import Problem, problems
 from weir.cli.watching.timeline import Event
 from weir.definition import Pipeline

@@ -14,7 +14,7 @@ from state_ops.records.checkpoint import EDIT, EPOCH, FORK, POSITIONS, PROMOTION
 from state_ops.records.pins import BRANCH
 from state_ops.records.restores import Restored
 from weir.cli.watching.figures import EpochFigures, ago, size
-from weir.cli.watching.look import Look
+from weir.cli.watching.pipeline_look import Look
 from weir.cli.watching.problems import DRILL, LOOK, NOTE, WRONG, kind_of
 
 _LATE_SECONDS = 60.0

@@ -44,8 +44,8 @@ from weir.execution.spark.spark_task import (
 )
 from weir.operators.watermarks import MADE_TIME
 from weir.settings.configuration import Settings
-from weir.sources.landing import literal
 from weir.sources.slices import SourceFile, position
+from weir.sources.source_directory import literal
 from weir.task import run_task
 from weir.task.run_task import KeyedTask
 

@@ -14,7 +14,7 @@ from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution
 from weir.connectors.delta.change_feed import CHANGE_TYPE, COMMIT_TIME, EPOCH, VERSION
 from weir.definition import MAIN, Operator, OperatorKind, Shapes, Source, Stage, Subtask
-from weir.definition.made_columns import before
+from weir.definition.column_lineage import before
 from weir.operators import aggregate_columns
 
 

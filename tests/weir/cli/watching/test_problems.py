@@ -20,11 +20,11 @@ from state_ops.records.snapshot_files import STATE, StateFile
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank
 from tests.weir.gates.test_gates import between, gated
-from tests.weir.run.test_held_sources import land, pipeline_of
+from tests.weir.run.test_source_alignment import land, pipeline_of
 from weir.cli.watching import figures, problems, timeline
 from weir.cli.watching.figures import EpochFigures
-from weir.cli.watching.look import Look, Opened, Watched
 from weir.cli.watching.monitor import seen
+from weir.cli.watching.pipeline_look import Look, Opened, Watched
 from weir.cli.watching.problems import LOOK, NOTE, WRONG
 from weir.epoch import steps
 from weir.execution.in_process import InMemoryExecutor
@@ -168,7 +168,7 @@ def test_rows_that_a_table_lacks_and_a_run_that_failed_over_them(tmp_path, monke
 
 def test_a_source_that_waits_for_a_slower_one_is_named(tmp_path):
     options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_CHECKPOINTS__NUM_RETAINED": "5"}
-    site = Site(tmp_path, options, pipeline_of(), "tests.weir.run.test_held_sources")
+    site = Site(tmp_path, options, pipeline_of(), "tests.weir.run.test_source_alignment")
     for name, numbers in (("fast", range(5)), ("slow", range(1))):
         (site.landing / name).mkdir(parents=True)
         for number in numbers:

@@ -22,8 +22,8 @@ from tests.tools.sampling import sampled
 from tests.tools.terminal import Terminal
 from tests.weir.replay.test_debug import digests
 from weir.cli.watching import figures, screen
-from weir.cli.watching.look import Look, Watched
 from weir.cli.watching.monitor import Monitor, Row, seen
+from weir.cli.watching.pipeline_look import Look, Watched
 from weir.cli.watching.problems import WRONG, Problem
 from weir.cli.watching.screen import Page
 from weir.operations import forks

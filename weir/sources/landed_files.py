@@ -28,8 +28,8 @@ from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
 from state_ops.value_text import literal
 from weir.connectors.source import MOST_REJECTED, Batch, Rejected
-from weir.sources.landing import LandingDirectory
 from weir.sources.slices import BadRow
+from weir.sources.source_directory import LandingDirectory
 
 if TYPE_CHECKING:
     from weir.settings.configuration import S3Settings

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from state_ops.errors import ConfigurationError, InputError
-from state_ops.storage.opening import default_s3
+from state_ops.storage.open_store import default_s3
 from state_ops.storage.s3 import arrow_filesystem, is_s3, refuse_secrets
 from weir.connectors.formats.hive import partitions_of
 from weir.sources.parquet.parquet_files import ParquetFiles

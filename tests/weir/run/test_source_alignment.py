@@ -14,8 +14,8 @@ from state_ops.storage.branches import Branch
 from tests.recovery.harness import Site
 from weir import Pipeline, deduplicate, delta, files, join
 from weir.execution.in_process import InMemoryExecutor
-from weir.run.held_sources import Held, held
 from weir.run.run import RunOptions, run
+from weir.run.source_alignment import Held, held
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY, MINUTE = 86_400_000_000, 60_000_000
@@ -69,7 +69,7 @@ def land(site: Site, source: str, number: int) -> None:
 
 def test_a_source_with_a_long_past_waits_for_the_slower_one_and_goes_on_once_that_is_idle(tmp_path):
     options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_RUN__POLL_SECONDS": "0.02", "WEIR_CHECKPOINTS__NUM_RETAINED": "50"}
-    site = Site(tmp_path, options, pipeline_of(idle_after="3s"), "tests.weir.run.test_held_sources")
+    site = Site(tmp_path, options, pipeline_of(idle_after="3s"), "tests.weir.run.test_source_alignment")
     for name in ("fast", "slow"):
         (site.landing / name).mkdir(parents=True)
     for number in range(12):

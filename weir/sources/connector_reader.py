@@ -35,13 +35,13 @@ from weir.connectors.source import (
 )
 from weir.sources import archive
 from weir.sources.archive import ArchivedSlice, ArchivedSlices, Archives
+from weir.sources.connector_errors import GuardedConnector, asking
 from weir.sources.file_check import FileCheck
-from weir.sources.gathering import Gathered
-from weir.sources.guarded import GuardedConnector, asking
-from weir.sources.landed import LandedFiles, LandingAttempt
+from weir.sources.landed_files import LandedFiles, LandingAttempt
 from weir.sources.partition_times import PartitionTimes, merged, quiet
 from weir.sources.positions import Arrivals
 from weir.sources.reader import SourceReader, accepted, times_from_dict, times_to_dict
+from weir.sources.slice_files import Gathered
 from weir.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from state_ops.errors import InputError, TransientError
 from state_ops.storage.instrumented_store import NAMES
 from tests.weir.sources import test_decoded_files as decoded
 from tests.weir.sources.partitions import Partitions, put, row
-from tests.weir.sources.test_parts import ARCHIVED, READ, SOURCE, epochs, landed, site_of, totals
+from tests.weir.sources.test_connector_reader import ARCHIVED, READ, SOURCE, epochs, landed, site_of, totals
 from weir import files
 from weir.epoch.scheduler import EpochScheduler
 from weir.execution.in_process import InMemoryExecutor
@@ -23,7 +23,7 @@ from weir.operations import drill, plan
 from weir.ownership.pipeline_storage import readers
 from weir.run import fsck
 from weir.run.run import RunOptions, run
-from weir.sources.landing import LandingDirectory
+from weir.sources.source_directory import LandingDirectory
 
 NO_FAILURE = {"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "0"}
 

@@ -32,7 +32,7 @@ from tests.weir.sources.partitions import NOON, Partitions, PartitionsSource, pu
 from weir import Pipeline, agg, aggregate, chain, delta, window
 from weir.cli import running, status
 from weir.cli.prometheus import samples
-from weir.cli.watching.look import Look
+from weir.cli.watching.pipeline_look import Look
 from weir.dagster import checks
 from weir.dagster.metadata import Tally, of_epochs, of_run
 from weir.execution.in_process import InMemoryExecutor
@@ -44,7 +44,7 @@ from weir.restore import rewind, seek
 from weir.run import fsck, maintenance, progress, sensor
 from weir.run.run import RunOptions, run
 from weir.sources import positions
-from weir.sources.parts import PartsReader
+from weir.sources.connector_reader import PartsReader
 from weir.sources.reader import SourceReader
 from weir.sources.slices import LeftOut
 

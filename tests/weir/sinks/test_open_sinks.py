@@ -22,8 +22,8 @@ from weir.connectors.source import LOOKING, RUNNING
 from weir.ownership.pipeline_storage import open_storage
 from weir.run import fsck
 from weir.settings import configuration as settings
-from weir.sinks import opening
-from weir.sinks.opening import Sinks
+from weir.sinks import open_sinks
+from weir.sinks.open_sinks import Sinks
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def silent() -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", sampled(["kafka", "postgres"]))
 def test_who_only_looks_waits_a_few_seconds_for_a_server_that_does_not_answer(kind, silent, tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "LOOKING", 2)
+    monkeypatch.setattr(open_sinks, "LOOKING", 2)
     sink: Sink = (
         kafka.sink("topic", servers=f"127.0.0.1:{silent}")
         if kind == "kafka"

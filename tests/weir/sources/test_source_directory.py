@@ -8,8 +8,8 @@ import pyarrow.fs as pafs
 import pytest
 
 from state_ops.errors import ConfigurationError
-from weir.sources import landing
-from weir.sources.landing import LandingDirectory
+from weir.sources import source_directory
+from weir.sources.source_directory import LandingDirectory
 
 
 @pytest.mark.parametrize("pattern", ["[prod]/*.csv", "[prod]/in/*.csv", "[prod]/1.csv", "plain/data[1].csv"])
@@ -41,7 +41,7 @@ def test_an_object_without_a_byte_that_stands_for_a_directory_is_no_file(tmp_pat
     assert {file.name for file in LandingDirectory(pattern, "s", None).files()} == {
         "day=1/1.json", "day=2", "2.json", "plain",
     }  # fmt: skip
-    monkeypatch.setattr(landing, "_OBJECT_STORES", frozenset({"local"}))
+    monkeypatch.setattr(source_directory, "_OBJECT_STORES", frozenset({"local"}))
     monkeypatch.setattr(LandingDirectory, "_on_disk", LandingDirectory._listed)
     found = {file.name for file in LandingDirectory(pattern, "s", None).files()}
     assert found == {"day=1/1.json", "2.json", "plain"}
@@ -54,4 +54,4 @@ def test_an_empty_object_above_others_is_a_directory_whatever_its_name():
         pafs.FileInfo("b/in/x.y", file, size=0), pafs.FileInfo("b/in/x.y/1.json", file, size=3),
         pafs.FileInfo("b/in/empty.json", file, size=0),
     ]  # fmt: skip
-    assert landing._markers(infos) == {"b/in/day.1", "b/in/x.y"}
+    assert source_directory._markers(infos) == {"b/in/day.1", "b/in/x.y"}
