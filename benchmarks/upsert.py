@@ -41,7 +41,7 @@ from state_ops.storage.storage import Storage
 from weir import delta as sinks
 from weir.connectors.delta import append, upsert
 from weir.connectors.delta.statistics import statistics
-from weir.connectors.delta.table_commit import Change, commit
+from weir.connectors.delta.table_commit import TableChange, commit
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("n", pa.int64())])
 SINK = sinks.upsert("out", "key")
@@ -102,7 +102,8 @@ class Table:
             size, _ = self.storage.put_file(local, f"tables/out/{path}")
             footer = pq.read_metadata(local)
             files.append(DataFile(path, size, footer.num_rows, statistics=statistics(footer)))
-        commit(self.storage, APP, "out", checkpoint(1), None, lambda _: Change(files), lambda why: AssertionError(why))  # type: ignore[arg-type,return-value]
+        rows = TableChange(files)
+        commit(self.storage, APP, "out", checkpoint(1), None, lambda _: rows, lambda why: AssertionError(why))  # type: ignore[arg-type,return-value]
 
     def _some(self, keys: np.ndarray) -> pa.Table:
         texts = pl.Series(self._draw.integers(0, 1 << 60, len(keys))).cast(pl.String).str.pad_start(64, "x").to_arrow()

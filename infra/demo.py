@@ -170,7 +170,7 @@ def _dagster(watch: Watch) -> Iterator[Callable[[], None]]:
                     f"Dagster's daemon starts (process {process.pid}, log {_short(LOG)}); the first epoch takes some"
                     " 30 s"
                 )
-            runs = Runs(instance, datetime.now(UTC))
+            runs = DemoRuns(instance, datetime.now(UTC))
 
             def still_well() -> None:
                 if process is not None and process.poll() is not None:
@@ -183,7 +183,7 @@ def _dagster(watch: Watch) -> Iterator[Callable[[], None]]:
 
 
 @dataclass
-class Runs:
+class DemoRuns:
     """Says how Dagster's runs get on, and raises when one failed."""
 
     instance: DagsterInstance

@@ -151,7 +151,7 @@ class HeldCommits:
         return "" in self._ids or commit_id in self._ids
 
 
-class Watcher:
+class HoldWatcher:
     """One observer's memory of the holds that it has seen: since when each counter stands still."""
 
     def __init__(self) -> None:

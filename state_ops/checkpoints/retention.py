@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
+from state_ops.checkpoints.reader_holds import HeldCommits, HoldWatcher
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.shared_state import reference_counts, unreferenced
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
@@ -169,7 +169,7 @@ def explain(
 
 
 def apply(
-    registry: Registry, storage: Storage, generation: Generation, decided: RetentionPlan, watcher: Watcher
+    registry: Registry, storage: Storage, generation: Generation, decided: RetentionPlan, watcher: HoldWatcher
 ) -> tuple[StateFile, ...]:
     """Carry a plan out as the owner of `generation`, and finish what an earlier call had to leave.
 

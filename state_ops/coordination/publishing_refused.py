@@ -23,7 +23,7 @@ log = Logger("weir.sink")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedPublication:
     """The reason why a sink has not taken a checkpoint.
 
     Attributes:
@@ -45,7 +45,9 @@ def note(storage: Storage, refused: Mapping[str, tuple[CheckpointId, Exception]]
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {
-        sink: asdict(Refused(int(id), error.what if isinstance(error, WeirError) else first_line(error), now))
+        sink: asdict(
+            RefusedPublication(int(id), error.what if isinstance(error, WeirError) else first_line(error), now)
+        )
         for sink, (id, error) in refused.items()
     }
     try:
@@ -62,13 +64,13 @@ def clear(storage: Storage) -> None:
         log.warning("why a sink took no rows is still noted", error=plainly(error))
 
 
-def read(storage: Storage) -> dict[str, Refused]:
+def read(storage: Storage) -> dict[str, RefusedPublication]:
     """Return by sink the reason why the last try to publish failed. The caller asks the registry whether it still
     stands.
     """
     try:
         raw = storage.read_bytes(PATH)
-        return {sink: Refused(**facts) for sink, facts in json.loads(raw).items()} if raw is not None else {}
+        return {sink: RefusedPublication(**facts) for sink, facts in json.loads(raw).items()} if raw is not None else {}
     except Exception as error:
         log.warning("why a sink takes no rows cannot be read", error=plainly(error))
         return {}

@@ -54,7 +54,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Drilled:
+class RecordedDrill:
     """The result of a drill (`weir drill`).
 
     Attributes:
@@ -84,10 +84,10 @@ class Drilled:
     host: str = field(default_factory=socket.gethostname)
 
 
-Result = TypeVar("Result", Checked, Drilled)
+Result = TypeVar("Result", Checked, RecordedDrill)
 
 
-def note(storage: Storage, path: str, result: Checked | Drilled) -> None:
+def note(storage: Storage, path: str, result: Checked | RecordedDrill) -> None:
     """Leave a result for others to see. Storage that takes nothing from here, or not now, hides it from nobody who has
     asked for it."""
     try:
@@ -104,9 +104,9 @@ def checked(storage: Storage) -> list[Checked]:
     return [result for result in (full, quick) if result is not None]
 
 
-def drilled(storage: Storage) -> Drilled | None:
+def drilled(storage: Storage) -> RecordedDrill | None:
     """Return the last drill; None: there was none."""
-    return _read(storage, DRILL, Drilled)
+    return _read(storage, DRILL, RecordedDrill)
 
 
 def _read(storage: Storage, path: str, kind: type[Result]) -> Result | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from state_ops.fsck import objects, sinks
 from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity
-from state_ops.fsck.objects import Expected
+from state_ops.fsck.objects import ExpectedFile
 from state_ops.fsck.sinks import Marker
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
 from state_ops.ids import CheckpointId
@@ -20,7 +20,7 @@ from state_ops.storage.branches import branch_of, is_inherited, pinned
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-Reading = Callable[[Sequence[Expected]], Iterable[Expected]]
+Reading = Callable[[Sequence[ExpectedFile]], Iterable[ExpectedFile]]
 """Hands on what is to be read, one by one; a caller who shows progress wraps it."""
 
 _ORDER = list(Kind)
@@ -28,7 +28,7 @@ _OF_OBJECTS = {Kind.MISSING_OBJECT, Kind.ALTERED_OBJECT, Kind.MISSING_ROWS, Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StorageLook:
     """One look at everything but contents.
 
     Attributes:
@@ -37,8 +37,8 @@ class Look:
     """
 
     survey: Survey
-    wanted: Mapping[str, Expected]
-    whole: tuple[Expected, ...]
+    wanted: Mapping[str, ExpectedFile]
+    whole: tuple[ExpectedFile, ...]
     findings: tuple[Finding, ...]
     files: int
     bytes: int
@@ -114,7 +114,7 @@ def look(
     markers: Mapping[str, Marker],
     ahead: bool,
     behind: bool,
-) -> Look:
+) -> StorageLook:
     """Look once at the sinks' versions, the registry, the sinks and the listing, in this order.
 
     Each may only be newer than the one before.
@@ -143,7 +143,7 @@ def look(
     findings += objects.unnamed_registry_files(storage, seen, stored)
     wrong = {finding.path for finding in compared}
     whole = tuple(expected for path, expected in wanted.items() if path not in wrong)
-    return Look(seen, wanted, whole, tuple(findings), len(stored), sum(stored.values()))
+    return StorageLook(seen, wanted, whole, tuple(findings), len(stored), sum(stored.values()))
 
 
 def _inherited(storage: Storage, wanted: Iterable[str]) -> dict[str, int]:
@@ -153,7 +153,7 @@ def _inherited(storage: Storage, wanted: Iterable[str]) -> dict[str, int]:
     return {path: size for path, size in zip(paths, sizes, strict=True) if size is not None}
 
 
-def content_problem(storage: Storage, expected: Expected) -> Finding | None:
+def content_problem(storage: Storage, expected: ExpectedFile) -> Finding | None:
     """Read one file whole; what is wrong with it, or None."""
     if expected.digest is not None:
         seen = storage.digest(expected.path)

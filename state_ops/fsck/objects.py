@@ -60,7 +60,7 @@ _HALF_IN_LOG = re.compile(r"_commit_.*\.tmp|.*#\d+")  # what delta-rs renames or
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedFile:
     """A file that has to be there.
 
     Attributes:
@@ -96,7 +96,7 @@ def tables_with_staged_rows(paths: Iterable[str]) -> set[str]:
     return {match["table"] for path in paths if (match := _STAGED.fullmatch(path)) is not None and match["table"]}
 
 
-def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, Expected]:
+def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, ExpectedFile]:
     """Return by path the objects that retained checkpoints and published tables need.
 
     Rows that are published belong to their table: they may have been compacted and vacuumed, and only what the table
@@ -110,14 +110,14 @@ def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, Exp
             published = (table.version or 0) >= named.checkpoints[0]
             if published or table.problem is not None:
                 continue
-        wanted[path] = Expected(path, named.bytes, named.digest, path in live, tuple(named.checkpoints))
+        wanted[path] = ExpectedFile(path, named.bytes, named.digest, path in live, tuple(named.checkpoints))
     for path, size in live.items():
         if path not in wanted:
-            wanted[path] = Expected(path, size, None, True, ())
+            wanted[path] = ExpectedFile(path, size, None, True, ())
     return wanted
 
 
-def compare(wanted: Mapping[str, Expected], stored: Mapping[str, int]) -> Iterator[Finding]:
+def compare(wanted: Mapping[str, ExpectedFile], stored: Mapping[str, int]) -> Iterator[Finding]:
     """Yield the objects that have to be there and are missing, or have another size."""
     for path, expected in wanted.items():
         size = stored.get(path)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
+from state_ops.checkpoints.reader_holds import HeldCommits, HoldWatcher
 from state_ops.checkpoints.registry import OrphanListing, Registry
 from state_ops.counts import counted
 from state_ops.delta.fenced_table import open_table
@@ -331,7 +331,7 @@ def _orphan_listings(storage: Storage, seen: Survey, orphan_listings: list[Orpha
 
     A living coordinator may be about to commit them, or to prune them.
     """
-    watcher = Watcher()
+    watcher = HoldWatcher()
     holds = _read(storage, seen, lambda: watcher.live(storage)) or {}
     held = HeldCommits(holds)
     for orphan in orphan_listings:

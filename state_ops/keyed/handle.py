@@ -13,7 +13,7 @@ from state_ops.arrow.unfit_values import unfit
 from state_ops.backends.base import Backend
 from state_ops.errors import StageError
 from state_ops.keyed import ttl
-from state_ops.keyed.key_batch import Batch, Convert, given_columns
+from state_ops.keyed.key_batch import Convert, KeyBatch, given_columns
 from state_ops.keyed.ttl import Expiry
 from state_ops.rows.entry_buffer import Entries
 from state_ops.schema.descriptors import Collection
@@ -23,10 +23,10 @@ from state_ops.schema.state_schema import StateSchema
 class BatchHandle:
     """State of the keys of one batch at a time."""
 
-    _batch: Batch | None = None
+    _batch: KeyBatch | None = None
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> KeyBatch:
         """The keys of the batch."""
         assert self._batch is not None, "state is used outside a batch"
         return self._batch
@@ -115,7 +115,7 @@ class CollectionState(RowHandle):
 
     # -- the runtime's half
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: KeyBatch) -> None:
         self._batch = batch
 
     def changes(self) -> list[Entries]:

@@ -19,7 +19,7 @@ from state_ops.schema.key_codec import encode_keys
 _ROW = "__weir_row"
 
 
-class Batch:
+class KeyBatch:
     """The distinct keys of a batch, in the order of their first row; a key's `code` is its number here.
 
     Args:

@@ -22,7 +22,7 @@ from state_ops.backends.base import Backend
 from state_ops.errors import DamageError, StageError
 from state_ops.keyed import ttl
 from state_ops.keyed.handle import CollectionState, RowHandle
-from state_ops.keyed.key_batch import Batch
+from state_ops.keyed.key_batch import KeyBatch
 from state_ops.keyed.ttl import Expiry
 from state_ops.rows.entry_buffer import Entries, of_tag
 from state_ops.schema.descriptors import LIST_ENDS, LIST_STATE, Collection
@@ -47,7 +47,7 @@ class ListState(CollectionState):
 
     # -- the runtime's half
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: KeyBatch) -> None:
         self._batch, self._first = batch, None
 
     def changes(self) -> list[Entries]:

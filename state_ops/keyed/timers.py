@@ -27,7 +27,7 @@ from state_ops.backends.base import Backend
 from state_ops.durations import micros
 from state_ops.errors import StageError
 from state_ops.keyed.handle import BatchHandle
-from state_ops.keyed.key_batch import Batch
+from state_ops.keyed.key_batch import KeyBatch
 from state_ops.rows.entry_buffer import Entries
 from state_ops.schema.descriptors import (
     EVENT_TIMERS,
@@ -72,7 +72,7 @@ class TimerState(BatchHandle):
 
     # -- the runtime's half
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: KeyBatch) -> None:
         self._batch, self._firing = batch, None
 
     def firing(self, domain: str, at: np.ndarray, clock: int) -> None:
@@ -190,7 +190,7 @@ class TimerState(BatchHandle):
         self._timers.delete(of_key)
 
 
-class Due:
+class DueTimers:
     """The timers of one domain that are due, in pieces: what the barrier fires.
 
     Args:
@@ -239,12 +239,12 @@ class Due:
 
     def fired(self, timers: pl.DataFrame) -> None:
         """Forget timers, which are fired now."""
-        batch = Batch(timers, self._keys, "")
+        batch = KeyBatch(timers, self._keys, "")
         by_time, of_key = _timer_keys(batch, self._domain, batch.codes(timers, ""), timers[AT].to_numpy())
         self._backend.write([], [*by_time, *of_key])
 
 
-def _timer_keys(batch: Batch, domain: str, codes: np.ndarray, at: np.ndarray) -> tuple[list[bytes], list[bytes]]:
+def _timer_keys(batch: KeyBatch, domain: str, codes: np.ndarray, at: np.ndarray) -> tuple[list[bytes], list[bytes]]:
     """Return the keys of timers, ordered by their time and by their key. at: microseconds since 1970 UTC."""
     by_time, of_key = _KINDS[domain]
     moments = pa.array(at, pa.int64())

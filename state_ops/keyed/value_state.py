@@ -20,12 +20,12 @@ from state_ops.backends.base import Backend
 from state_ops.errors import StageError
 from state_ops.keyed import ttl
 from state_ops.keyed.handle import RowHandle
-from state_ops.keyed.key_batch import Batch, Convert, given_columns
+from state_ops.keyed.key_batch import Convert, KeyBatch, given_columns
 from state_ops.keyed.ttl import Expiry
 from state_ops.rows import key_aggregation
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.resident_table import Residence
-from state_ops.rows.row_store import Rows, defaults
+from state_ops.rows.row_store import RowStore, defaults
 from state_ops.schema.descriptors import VALUE_STATE
 from state_ops.schema.key_codec import decode_keys, group_prefix
 from state_ops.schema.state_schema import TOUCHED, StateSchema
@@ -71,14 +71,14 @@ class ValueState(RowHandle):
     ) -> None:
         super().__init__(backend, schema, keys, where, convert, expiry)
         # With a TTL no table is kept: the sweep deletes and stamps rows behind its back.
-        self._kept = Rows(backend, schema, keys, VALUE_STATE, residence if expiry is None else None)
+        self._kept = RowStore(backend, schema, keys, VALUE_STATE, residence if expiry is None else None)
         self._rows: pl.DataFrame | None = None
 
     # -- the runtime's half
 
     def begin(self, batch: pl.DataFrame) -> None:
         """Start a batch: key columns and the key group of every row."""
-        self._batch = Batch(batch, self._keys, self._where)
+        self._batch = KeyBatch(batch, self._keys, self._where)
         self._rows = None
 
     def flush(self) -> None:
@@ -86,7 +86,7 @@ class ValueState(RowHandle):
         if self._rows is None or not self._touched.any():
             return
         keys, rows, present = self.batch.grouped, self._rows, self._present
-        if not self._touched.all():  # else they are put as they were asked for, which `Rows` remembers
+        if not self._touched.all():  # else they are put as they were asked for, which `RowStore` remembers
             touched = np.flatnonzero(self._touched)
             keys, rows, present = keys[touched], rows[touched], present[touched]
         if TOUCHED in self._schema.arrow.names:  # without an expiry: as of the first epoch with one

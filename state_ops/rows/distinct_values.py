@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from state_ops.backends.base import Backend
 from state_ops.rows.aggregates import Agg
-from state_ops.rows.row_store import Rows
+from state_ops.rows.row_store import RowStore
 from state_ops.rows.sketches import DISTINCT, QUANTILE, sketched
 from state_ops.schema.descriptors import GROUP, MAP, MAP_STATE, WINDOW_VALUES, Collection, checked, collection
 from state_ops.schema.key_codec import encode_int64, group_prefix
@@ -77,7 +77,7 @@ class DistinctValues:
         self._stores = {
             name: (
                 declared.tag,
-                Rows(
+                RowStore(
                     backend,
                     declared.schema,
                     pa.schema([*ends, (_TAG, pa.int32()), *keys, (_VALUE, declared.key)]),

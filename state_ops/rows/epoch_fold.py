@@ -13,7 +13,7 @@ import polars as pl
 
 from state_ops.rows import key_aggregation
 from state_ops.rows.key_aggregation import Aggregates, Partials
-from state_ops.rows.row_store import PRESENT, Rows
+from state_ops.rows.row_store import PRESENT, RowStore
 from state_ops.rows.spill import Spill
 
 Merge = Callable[[pl.DataFrame, pl.DataFrame, pl.DataFrame], pl.DataFrame]
@@ -41,7 +41,7 @@ class EpochFold:
         self,
         aggregates: Aggregates,
         by: Sequence[str],
-        rows: Rows,
+        rows: RowStore,
         spill: Spill,
         where: str,
         partial_rows: int,

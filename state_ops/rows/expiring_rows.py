@@ -16,12 +16,12 @@ from state_ops.backends.base import Backend, SortedRun
 from state_ops.rows import key_order, time_index
 from state_ops.rows.hash_table import CollisionError
 from state_ops.rows.resident_table import Residence
-from state_ops.rows.row_store import Rows
+from state_ops.rows.row_store import RowStore
 from state_ops.schema.descriptors import GROUP
 from state_ops.schema.state_schema import StateSchema
 
 
-class ExpiringRows(Rows):
+class ExpiringRows(RowStore):
     """The expiring rows of one subtask in one epoch.
 
     Args:

@@ -58,7 +58,7 @@ class _Asked:
         return self.at if hashes is self.hashes and table is self.table else None
 
 
-class Rows:
+class RowStore:
     """One state of one subtask in one epoch.
 
     Frames of keys have the key columns and the key group, and distinct keys.

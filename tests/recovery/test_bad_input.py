@@ -28,7 +28,7 @@ from weir.cli.status import status_of
 from weir.ownership import hold_causes
 from weir.ownership.pipeline_storage import readers
 from weir.run.run import RunOptions, run
-from weir.run.sensor import Memory, decide, observe
+from weir.run.sensor import SensorMemory, decide, observe
 from weir.settings.configuration import PROJECT, EpochSettings
 from weir.sources.files import FilesReader
 from weir.sources.slices import EpochPlan
@@ -307,14 +307,14 @@ def test_a_landing_directory_that_does_not_exist_is_said_everywhere(tmp_path, we
     run = weir(bank.site, "run", "small", "--until-caught-up")
     assert run.code == 0 and gone in run.out and gone in run.err and "0 files" not in run.err
     assert str(bank.site.landing) in weir(bank.site, "plan", "small").out
-    decision = decide(observe(bank.site.pipeline, bank.site.settings), Memory(), 0)
+    decision = decide(observe(bank.site.pipeline, bank.site.settings), SensorMemory(), 0)
     assert gone in decision.reason and "no file is waiting" not in decision.reason
 
     bank.site.landing.mkdir()
     assert "0 files in" in weir(bank.site, "status", "small").out
     assert json.loads(weir(bank.site, "status", "small", "--json").out)["missing"] == {}
     assert "0 files waiting" in weir(bank.site, "run", "small", "--until-caught-up").err
-    assert "no file is waiting" in decide(observe(bank.site.pipeline, bank.site.settings), Memory(), 0).reason
+    assert "no file is waiting" in decide(observe(bank.site.pipeline, bank.site.settings), SensorMemory(), 0).reason
     bank.epochs(1)
     bank.site.landing.rename(tmp_path / "unmounted")
     assert gone in weir(bank.site, "status", "small").out, "also when it was there once"
@@ -397,7 +397,7 @@ def test_a_bad_file_holds_the_pipeline_where_its_source_does_not_say_otherwise(t
     bad = spoil(bank.site.landing / "00003.parquet")
     with pytest.raises(InputError, match=bad.name):
         bank.epochs()
-    assert decide(observe(bank.site.pipeline, bank.site.settings), Memory(), 0).reason.startswith(
+    assert decide(observe(bank.site.pipeline, bank.site.settings), SensorMemory(), 0).reason.startswith(
         f"held: InputError, {bad}"
     )
     bad.unlink()

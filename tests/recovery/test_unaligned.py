@@ -347,10 +347,13 @@ def test_status_and_sensor_know_of_rows_that_wait(tmp_path):
     assert status.status_of(site.pipeline, site.settings)["unapplied"] == {"timed": waiting(first)}
     seen = sensor.observe(site.pipeline, site.settings)
     assert seen.unapplied and not seen.waiting
-    decided = sensor.decide(seen, sensor.Memory(), 0)
+    decided = sensor.decide(seen, sensor.SensorMemory(), 0)
     assert decided.action is sensor.Action.RUN and "rows of earlier epochs" in decided.reason
     epochs(site)
-    assert sensor.decide(sensor.observe(site.pipeline, site.settings), sensor.Memory(), 0).action is sensor.Action.WAIT
+    assert (
+        sensor.decide(sensor.observe(site.pipeline, site.settings), sensor.SensorMemory(), 0).action
+        is sensor.Action.WAIT
+    )
 
 
 def left_waiting(root: Path, pipeline: Pipeline = short, seed: int = 6) -> Site:

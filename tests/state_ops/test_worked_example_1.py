@@ -26,7 +26,7 @@ from deltalake import DeltaTable
 
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.reader_holds import HoldWatcher
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.records.checkpoint import Checkpoint
@@ -57,7 +57,7 @@ class Subtask:
         self.storage = Storage(str(self.root / "storage"))
         self.registry = Registry(self.storage, APP)
         self.generation = self.registry.take_over()
-        self.watcher = Watcher()
+        self.watcher = HoldWatcher()
 
     def checkpoint(self, id: int, steps: Callable[[RocksDBBackend], None]) -> Checkpoint:
         """One epoch as the engine does it: fork the head, `steps`, snapshot, upload, commit, prune."""

@@ -14,7 +14,7 @@ import pytest
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.reader_holds import HoldWatcher
 from state_ops.checkpoints.registry import Registry
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, DamageError, FencedError
@@ -102,7 +102,9 @@ def test_pruning_and_cleaning_leave_exactly_what_is_named(anywhere: Opened):
     generation = registry.take_over()
     put(registry, 2, 1, [replace(shared, new=False)], generation=generation)
     listings = {row.id: registry.files(row) for row in registry.checkpoints()}
-    retention.apply(registry, storage, generation, retention.plan(registry.checkpoints(), listings, keep=1), Watcher())
+    retention.apply(
+        registry, storage, generation, retention.plan(registry.checkpoints(), listings, keep=1), HoldWatcher()
+    )
     storage.put_bytes("registry/checkpoints/data/00000000000000000002-lost.parquet", b"x")
     registry.remove_unnamed(generation)
     listed = [registry.files(row) for row in registry.checkpoints()]

@@ -15,7 +15,7 @@ from state_ops.coordination.requests import Request
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
 from state_ops.fsck.findings import Finding, Report, Severity
-from state_ops.fsck.objects import Expected
+from state_ops.fsck.objects import ExpectedFile
 from state_ops.fsck.repair import RepairPlan, plan_repair
 from weir.cli.console import Json, Name, Yes, answer, out, proceeds, waiting
 from weir.definition import Pipeline
@@ -90,7 +90,7 @@ def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: Rep
         return left
 
 
-def _saying(say: Callable[[str], None], files: Sequence[Expected]) -> Iterator[Expected]:
+def _saying(say: Callable[[str], None], files: Sequence[ExpectedFile]) -> Iterator[ExpectedFile]:
     """Yield the files, and say how many of their bytes were read."""
     total, read = sum(file.bytes for file in files), 0
     for file in files:

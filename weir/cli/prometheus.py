@@ -15,7 +15,7 @@ from datetime import datetime
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from state_ops.coordination.results import Checked, Drilled
+from state_ops.coordination.results import Checked, RecordedDrill
 from state_ops.errors import TransientError, plainly
 from state_ops.extras import version
 from state_ops.fsck.findings import MEANINGS, Kind
@@ -24,7 +24,7 @@ from state_ops.records.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.pins import SAVEPOINT
 from state_ops.storage.instrumented_store import DOWN, KINDS, UP
-from weir.cli.watching.pipeline_look import Look, Looks, Outcome, Watched
+from weir.cli.watching.pipeline_look import Looks, Outcome, PipelineLook, Watched
 from weir.settings.configuration import Settings
 
 log = Logger("weir.metrics")
@@ -193,7 +193,7 @@ class Exporter(Collector):
             log.info(f"{event.format('can')} again", **about)
 
 
-def _read(outcome: Outcome | None, patience: float) -> tuple[Look, float]:
+def _read(outcome: Outcome | None, patience: float) -> tuple[PipelineLook, float]:
     """Return what a look has read, and the seconds that it took. Raises what the look ended with, or that it does not
     answer."""
     if outcome is None:
@@ -210,7 +210,7 @@ def _family(family: Family) -> CounterMetricFamily | GaugeMetricFamily:
     return GaugeMetricFamily(family.name, family.help, labels=labels)
 
 
-def samples(look: Look) -> Iterator[Sample]:
+def samples(look: PipelineLook) -> Iterator[Sample]:
     """Return the samples of one scrape. `FAMILIES` says what they mean."""
     if look.alive is not None:
         yield "weir_coordinator_alive", (), float(look.alive)
@@ -258,7 +258,7 @@ def _of_check(checked: Checked) -> Iterator[Sample]:
         yield "weir_fsck_last_findings", (depth, severity, kind), float(count)
 
 
-def _of_drill(drilled: Drilled) -> Iterator[Sample]:
+def _of_drill(drilled: RecordedDrill) -> Iterator[Sample]:
     yield "weir_drill_last_valid", (), float(drilled.comes_back)
     yield "weir_drill_last_replayed", (), float(drilled.replayed)
     yield "weir_drill_last_in_time", (), float(drilled.in_time)

@@ -13,9 +13,9 @@ from state_ops.counts import counted
 from state_ops.printable import on_one_line
 from state_ops.value_text import _inner, text_of
 from weir.cli.console import err, out, print_table
-from weir.inspection.diff import Difference
+from weir.inspection.diff import StateDifference
 from weir.inspection.export import limited
-from weir.inspection.state_reader import Change
+from weir.inspection.state_reader import StateChange
 
 _WIDTH, _NARROW = 60, 20
 
@@ -55,7 +55,7 @@ def short(value: Any, width: int = _WIDTH) -> str:
     return escape(text if len(text) <= width else text[: width - 3] + "...")
 
 
-def history_facts(change: Change) -> dict[str, Any]:
+def history_facts(change: StateChange) -> dict[str, Any]:
     """Return a change of a key, JSON-ready."""
     row = change.checkpoint
     return {
@@ -74,7 +74,7 @@ def history_facts(change: Change) -> dict[str, Any]:
     }
 
 
-def show_history(changes: list[Change]) -> None:
+def show_history(changes: list[StateChange]) -> None:
     """Print one line for each change: the value, then when and by what it came to be. The value takes the width that
     the other columns leave."""
     titles = ("value", "checkpoint", "parent", "completed", "trigger", "run", "read", "published as")
@@ -85,12 +85,12 @@ def show_history(changes: list[Change]) -> None:
     print_table(cells, titles, right=("checkpoint", "parent"))
 
 
-def _value(change: Change) -> str:
+def _value(change: StateChange) -> str:
     rows = [", ".join(f"{name}={_inner(value)}" for name, value in row.items()) for row in change.rows]
     return "; ".join(rows) or "gone"
 
 
-def _line(change: Change) -> tuple[str, ...]:
+def _line(change: StateChange) -> tuple[str, ...]:
     row = change.checkpoint
     return (
         str(row.id),
@@ -103,7 +103,7 @@ def _line(change: Change) -> tuple[str, ...]:
     )
 
 
-def _read(change: Change) -> str:
+def _read(change: StateChange) -> str:
     """Return what the epoch that changed the key read, or the range of pruned checkpoints in which that epoch lies."""
     row = change.checkpoint
     if change.since is None:
@@ -120,7 +120,7 @@ def _read(change: Change) -> str:
     return "; ".join(carried + parts) or "nothing"
 
 
-def summary(difference: Difference) -> dict[str, Any]:
+def summary(difference: StateDifference) -> dict[str, Any]:
     """Return how many rows differ, and how the schemas differ, JSON-ready."""
     return {
         "from": difference.first,
@@ -132,7 +132,7 @@ def summary(difference: Difference) -> dict[str, Any]:
     }
 
 
-def show_difference(difference: Difference, sample: list[dict[str, Any]]) -> None:
+def show_difference(difference: StateDifference, sample: list[dict[str, Any]]) -> None:
     """Print how many rows differ, in what the schemas differ, and some rows with one line for each field."""
     counts = ", ".join(f"{number:,} {change}" for change, number in difference.counts.items())
     out.print(f"checkpoint {difference.first} to {difference.second}: {counts}")

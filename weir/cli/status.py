@@ -12,7 +12,7 @@ from rich.markup import escape
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import gate_hold, lease, publishing_refused, restore_progress, suspension
 from state_ops.coordination.gate_hold import GateHold
-from state_ops.coordination.publishing_refused import Refused
+from state_ops.coordination.publishing_refused import RefusedPublication
 from state_ops.coordination.restore_progress import Restoring
 from state_ops.counts import counted
 from state_ops.ids import CheckpointId
@@ -211,7 +211,7 @@ def _published(
     head: Checkpoint | None,
     sink: str,
     lacking: Mapping[str, tuple[CheckpointId, ...]],
-    refused: Mapping[str, Refused],
+    refused: Mapping[str, RefusedPublication],
 ) -> dict[str, Any]:
     """Return what a sink has, and what is committed and not yet published in it."""
     ids = lacking.get(sink)

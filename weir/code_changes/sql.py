@@ -28,7 +28,7 @@ _INSERT = ("'insert'",)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StageSql:
     """The way in which one stage makes its rows of those of an input.
 
     Attributes:
@@ -60,7 +60,7 @@ class Path:
     """
 
     origin: str
-    steps: tuple[Step, ...]
+    steps: tuple[StageSql, ...]
     changes: bool = False
 
     @property
@@ -251,7 +251,7 @@ def _uid_in(origin: str) -> str:
 
 def _today(stage: Stage, lane: Stage) -> Iterator[Path]:
     code = code_of(lane.transform, None if stage.key else stage.function)
-    step = Step(stage.uid, column_lineage.tokens(lane.where or ""), lane.columns, code)
+    step = StageSql(stage.uid, column_lineage.tokens(lane.where or ""), lane.columns, code)
     changes, input = lane.reads_changes and lane.transform is None and keeps_changes(lane), lane.input
     if isinstance(input, Source) or input.has_state:
         yield Path(sides.inputs_of(lane)[0], (step,), changes)
@@ -266,7 +266,7 @@ def _recorded(head: Checkpoint, uid: str) -> Iterator[Path]:
     recorded = stats_of(head, uid)
     unknown: list[dict[str, Any]] = [{"where": None, "columns": []}] * len(recorded.inputs or ())
     for input, sql in zip(recorded.inputs or (), recorded.sql or unknown, strict=True):
-        step = Step(uid, column_lineage.tokens(sql["where"] or ""), tuple(sql["columns"]), sql.get("code", ""))
+        step = StageSql(uid, column_lineage.tokens(sql["where"] or ""), tuple(sql["columns"]), sql.get("code", ""))
         before = head.operators.get(_uid_in(input)) if input.startswith("the stage ") else None
         if before is None or before.has_state or before.inputs is None:
             yield Path(input, (step,))

@@ -23,7 +23,7 @@ from state_ops.records.checkpoint import Checkpoint, stats_of
 from weir.dagster import metadata
 from weir.dagster.names import CHECKPOINT, DRILL, key, stage_key, table_key
 from weir.definition import HOLD, QUARANTINE, ROWS, Gate, Pipeline, Stage
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.inspection.state_reader import chosen
 from weir.markdown import as_text
 from weir.ownership import backlog
@@ -169,7 +169,9 @@ def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
     holds = gate_hold.read(storage, head.id if head is not None else None)
-    refused = [Verdict.from_dict(str(facts["stage"]), facts) for facts in holds.verdicts] if holds is not None else []
+    refused = (
+        [GateVerdict.from_dict(str(facts["stage"]), facts) for facts in holds.verdicts] if holds is not None else []
+    )
     verdicts = [
         evaluation
         for stage in pipeline.stages
@@ -206,7 +208,7 @@ def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
     return {name: dg.MetadataValue.text(text) for name, text in shown.items() if text}
 
 
-def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[Verdict]) -> list[dg.AssetCheckEvaluation]:
+def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[GateVerdict]) -> list[dg.AssetCheckEvaluation]:
     """Return the verdicts of a stage's gates. Verdicts of one gate from several epochs are shown as one."""
     mine = [each for each in verdicts if each.stage == stage.uid]
     evaluations = []
@@ -219,7 +221,7 @@ def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[Verdict]) -> l
 
 
 def _of_gate(
-    pipeline: Pipeline, stage: Stage, name: str, gate: Gate, several: list[Verdict], bad: list[Verdict]
+    pipeline: Pipeline, stage: Stage, name: str, gate: Gate, several: list[GateVerdict], bad: list[GateVerdict]
 ) -> dg.AssetCheckEvaluation:
     rows, unexpected = sum(each.rows for each in several), sum(each.unexpected for each in bad)
     shown: dict[str, Any] = {
@@ -244,7 +246,7 @@ def _of_gate(
     )
 
 
-def _failed_in_words(stage: Stage, gate: Gate, bad: Verdict) -> str:
+def _failed_in_words(stage: Stage, gate: Gate, bad: GateVerdict) -> str:
     became = {
         HOLD: "the epoch is declined, and nothing of it is in the table or in state",
         QUARANTINE: f"such rows of its source are in {stage.uid}_quarantine",
@@ -254,7 +256,7 @@ def _failed_in_words(stage: Stage, gate: Gate, bad: Verdict) -> str:
 
 def recorded(pipeline: Pipeline, row: Checkpoint | None, stage: Stage) -> list[dg.AssetCheckEvaluation]:
     """Return the verdicts of a stage's gates that a checkpoint, usually the newest, has recorded."""
-    return of_gates(pipeline, stage, [Verdict.from_dict(stage.uid, raw) for raw in stats_of(row, stage.uid).gates])
+    return of_gates(pipeline, stage, [GateVerdict.from_dict(stage.uid, raw) for raw in stats_of(row, stage.uid).gates])
 
 
 def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:

@@ -38,7 +38,7 @@ from weir.dagster.names import (
 )
 from weir.definition import Pipeline, Stage, sinks_shown
 from weir.epoch.model import EpochReport
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.markdown import as_code
 from weir.ownership import backlog
 from weir.run import progress
@@ -85,7 +85,7 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
         with showing("the end of a failed run"):
             watcher.end()
             refused = error.verdicts if isinstance(error, GateError) else ()
-            watcher.judge([Verdict.from_dict(str(facts["stage"]), facts) for facts in refused])
+            watcher.judge([GateVerdict.from_dict(str(facts["stage"]), facts) for facts in refused])
         told_of(context, pipeline, error)
         raise failure(error) from None  # the cause's trace is Weir's own; a stage's is in the metadata
     if watcher.run.newest is None and left_alone(context, pipeline, settings):
@@ -168,7 +168,7 @@ class Watcher:
         self._epochs_at = self._stages_at = float("-inf")
         self._begun = self._history_at = time.monotonic()
         self._sinks_at: dict[str, float] = {}
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[GateVerdict] = []
         self._pace = progress.Pace()
 
     def see(self, report: EpochReport) -> None:
@@ -200,7 +200,7 @@ class Watcher:
         if logs.is_json():
             lines.info("epoch", **progress.fields(self._pipeline, report, seconds))
 
-    def judge(self, verdicts: list[Verdict]) -> None:
+    def judge(self, verdicts: list[GateVerdict]) -> None:
         """Report the verdicts of gates."""
         self._verdicts += verdicts
         self._judge()

@@ -44,7 +44,7 @@ from weir.definition import Pipeline
 from weir.ownership import hold_causes
 from weir.ownership.pipeline_storage import open_storage, readers
 from weir.run import sensor as decisions
-from weir.run.sensor import Action, Decision, Memory, restore_key
+from weir.run.sensor import Action, Decision, SensorMemory, restore_key
 from weir.settings.configuration import Settings
 
 _WATCH_SECONDS = 30
@@ -90,7 +90,7 @@ def checkpoint_sensor(
         ),
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        memory = Memory.from_json(context.cursor)
+        memory = SensorMemory.from_json(context.cursor)
         runs = Runs.seen_by(context, pipeline, settings, keys)
         newest, running = runs.newest(), runs.unfinished()
         if newest is not None and newest.dagster_run.status is DagsterRunStatus.CANCELED:
@@ -227,7 +227,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
             seen["waits"] = None
         elif not seen.get("waits") or seen["waits"][0] != sight.head:
             seen["waits"] = [sight.head, time.time()]
-        memory, alive = decisions.watched(sight, Memory.from_json(seen.get("memory")))
+        memory, alive = decisions.watched(sight, SensorMemory.from_json(seen.get("memory")))
         holder, reasons = sight.holder, [*_end_dead(context, sight.unfinished)]
         if holder is None:
             reasons.append("there was no coordinator yet")
@@ -315,11 +315,11 @@ def _note_cancelled(
     instance: dg.DagsterInstance,
     pipeline: Pipeline,
     settings: Settings,
-    memory: Memory,
+    memory: SensorMemory,
     cancelled: dg.RunRecord,
     *,
     alone: bool,
-) -> Memory:
+) -> SensorMemory:
     """Note, once, that a person has cancelled the newest run of the pipeline: then nobody but a person begins again.
 
     The tick may come long after: the sensor was off, or the daemon dead. Whoever has begun again meanwhile did so

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from state_ops.records.operator_stats import OperatorStats
     from state_ops.rows.aggregates import Agg
     from state_ops.rows.resident_table import Residence
-    from state_ops.rows.row_store import Rows
+    from state_ops.rows.row_store import RowStore
     from state_ops.schema.descriptors import Collection
     from state_ops.schema.state_class import State
     from state_ops.schema.state_schema import StateSchema
@@ -192,12 +192,12 @@ class Subtask:
 
         return [GROUP, *self.stage.key]
 
-    def rows(self) -> Rows:
+    def rows(self) -> RowStore:
         """Return the state as rows, one for each key: `get` and `put` them by the columns `by`."""
-        from state_ops.rows.row_store import Rows
+        from state_ops.rows.row_store import RowStore
         from state_ops.schema.descriptors import VALUE_STATE
 
-        return Rows(self.backend, self.shapes.state, self.shapes.keys, VALUE_STATE, self.resident)
+        return RowStore(self.backend, self.shapes.state, self.shapes.keys, VALUE_STATE, self.resident)
 
     @property
     def residence(self) -> Residence:

@@ -28,7 +28,7 @@ from state_ops.snapshots.stage_upload import read_by_next
 from weir.connectors.lookups.lookup_table import Version
 from weir.definition import Shapes, Stage, is_clocked
 from weir.epoch.in_flight_data import InFlightData, Rows, Work
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.operators import sides
 from weir.operators.watermarks import SidesTime
 from weir.settings.sections import CheckpointSettings
@@ -191,7 +191,7 @@ class EpochReport:
     """
 
     checkpoint: Checkpoint
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[GateVerdict, ...]
     ms: dict[str, float]
     publications: tuple[Publication, ...] = ()
     pruned: tuple[CheckpointId, ...] = ()
@@ -211,7 +211,7 @@ class StageResult:
     """
 
     acks: tuple[Ack, ...]
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[GateVerdict, ...] = ()
     ms: Mapping[str, float] = field(default_factory=dict)
     shapes: Shapes | None = None
     again: EpochPlan | None = None
@@ -321,7 +321,7 @@ class InFlightEpoch:
     sides: dict[str, SidesTime] = field(default_factory=dict)
     made_times: dict[str, frozenset[int]] = field(default_factory=dict)
     joined: dict[str, Version] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[GateVerdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, int] = field(default_factory=dict)

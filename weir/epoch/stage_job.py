@@ -44,13 +44,13 @@ from weir.epoch.stage_input import (
 from weir.epoch.stage_shapes import check_columns, fixed_shapes, shapes_of_sides
 from weir.execution.executor import Channel, Landed, Several
 from weir.gates import evaluation, quarantine, refused_rows
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.operators import watermarks
 from weir.ownership.context import RunContext
 from weir.ownership.local_paths import backend_options, objects, work_dir
 from weir.settings.configuration import Settings
 from weir.sources.slices import EpochPlan
-from weir.task.refusals import Target
+from weir.task.refusals import OutputTarget
 from weir.task.run_task import KeyedTask
 from weir.timings import record_ms
 
@@ -84,7 +84,7 @@ def run_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, job: Call
     acks = _with_quarantine(context, epoch, stage, list(result.acks))
     if not stage.quarantines:
         return replace(result, acks=tuple(acks))
-    verdicts: list[Verdict] = []
+    verdicts: list[GateVerdict] = []
     again: EpochPlan | None = None
     files = _judged(stage, acks)
     if files:  # before anything is built on rows that are to go
@@ -218,7 +218,7 @@ def to_judge(epoch: InFlightEpoch, stage: Stage) -> list[StagedFile | StateFile]
 
 def judge(
     context: RunContext, stage: Stage, files: Sequence[StagedFile | StateFile]
-) -> tuple[list[Verdict], dict[str, float]]:
+) -> tuple[list[GateVerdict], dict[str, float]]:
     """Return the verdicts of a stage's gates on the rows in these files, and the milliseconds that they took."""
     ms, clock = dict[str, float](), time.perf_counter()
     verdicts = _verdicts(context, stage, files, evaluation.looked_at(context.storage, stage, files))
@@ -228,7 +228,7 @@ def judge(
 
 def _verdicts(
     context: RunContext, stage: Stage, files: Sequence[StagedFile | StateFile], looked_at: pa.Table
-) -> list[Verdict]:
+) -> list[GateVerdict]:
     """Return the verdicts of a stage's gates. A sample's keys are read only if a gate failed."""
     verdicts = evaluation.check(stage, looked_at)
     return evaluation.with_keys(verdicts, stage.key, lambda: evaluation.staged(context.storage, files, stage.key))
@@ -256,7 +256,7 @@ def _without_failed(
     epoch: InFlightEpoch,
     stage: Stage,
     acks: Sequence[Ack],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[GateVerdict],
     looked_at: pa.Table,
 ) -> EpochPlan:
     """Return the epoch's plan without the rows that a quarantining gate refuses. Raises GateError where these are too
@@ -330,7 +330,7 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
     )
 
 
-def _targets(context: RunContext, stage: Stage, fixed: Shapes) -> dict[str, Target]:
+def _targets(context: RunContext, stage: Stage, fixed: Shapes) -> dict[str, OutputTarget]:
     """Return the sink of each output. What is quarantined is written once the stage's gates have looked at its
     rows."""
     aside = {output for output, _, _ in stage.tables_aside}
@@ -341,9 +341,9 @@ def _targets(context: RunContext, stage: Stage, fixed: Shapes) -> dict[str, Targ
     }
 
 
-def _target(pipeline: Pipeline, sink: Sink) -> Target:
+def _target(pipeline: Pipeline, sink: Sink) -> OutputTarget:
     can = sink.capabilities
-    return Target(sink.name, pipeline.staging(sink), can.newest_of, can.partition_by, can.replaces_where)
+    return OutputTarget(sink.name, pipeline.staging(sink), can.newest_of, can.partition_by, can.replaces_where)
 
 
 def _untold(head: Checkpoint | None, stage: Stage) -> bool:

@@ -44,7 +44,7 @@ from weir.epoch.stage_input import plan
 from weir.epoch.stage_job import check_acks, judge, note_progress, run_job, run_stage, to_judge
 from weir.epoch.step_runner import Ended, StepRunner
 from weir.gates import evaluation
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.ownership.context import RunContext
 from weir.ownership.local_paths import work_dir
 
@@ -410,7 +410,7 @@ def _delivered(stage: Stage, epoch: InFlightEpoch, result: tuple[list[StateFile]
     epoch.ms |= ms
 
 
-def _judged(stage: Stage, epoch: InFlightEpoch, result: tuple[list[Verdict], dict[str, float]]) -> None:
+def _judged(stage: Stage, epoch: InFlightEpoch, result: tuple[list[GateVerdict], dict[str, float]]) -> None:
     verdicts, ms = result
     evaluation.refuse(stage.uid, verdicts)
     epoch.verdicts += verdicts

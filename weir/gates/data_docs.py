@@ -33,7 +33,7 @@ from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import make_private
 from weir.definition import FIGURES, ROWS, STATE, Gate, Pipeline
 from weir.gates import epoch_gates, evaluation, restore_gates
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.inspection import state_reader
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
@@ -52,7 +52,7 @@ _SEALED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DataDocs:
     """The pages that were made.
 
     Attributes:
@@ -64,7 +64,7 @@ class Report:
 
     pipeline: str
     index: Path
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[GateVerdict, ...]
     left_out: tuple[str, ...]
 
     @property
@@ -78,7 +78,7 @@ class Report:
         return {**raw, "left_out": list(self.left_out)}
 
 
-def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None = None) -> Report:
+def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None = None) -> DataDocs:
     """Make the pages; whoever runs the pipeline goes on.
 
     Args:
@@ -108,7 +108,7 @@ def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None =
         ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return Report(pipeline.title, target / "index.html", tuple(verdicts), tuple(left_out))
+    return DataDocs(pipeline.title, target / "index.html", tuple(verdicts), tuple(left_out))
 
 
 def _refuse_others(target: Path) -> None:
@@ -198,7 +198,7 @@ def _rows(
 # -- Great Expectations
 
 
-def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str], nonce: str) -> Iterator[Verdict]:
+def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str], nonce: str) -> Iterator[GateVerdict]:
     with evaluation.apart() as (gx, context):
         from weir.gates import data_docs_pages  # of Great Expectations' classes
 

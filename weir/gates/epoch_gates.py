@@ -24,14 +24,16 @@ from state_ops.snapshots import snapshot
 from state_ops.storage.temp_dirs import scratch
 from weir.definition import FIGURES, STATE, Stage
 from weir.gates import evaluation
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.gates.restore_gates import SAMPLE_ROWS
 from weir.inspection.view import View, view_of
 from weir.ownership.context import RunContext
 from weir.ownership.local_paths import objects, work_dir
 
 
-def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
+def verdicts(
+    context: RunContext, deadline: float, checkpoint: Checkpoint, files: Sequence[StateFile]
+) -> list[GateVerdict]:
     """Return what the gates on figures and state say of an epoch.
 
     Figures are looked at where rows came for the stage, state where some of it is new. Raises PipelineError for a gate
@@ -41,7 +43,7 @@ def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files
         deadline: Of the epoch, on time.monotonic().
         checkpoint, files: As they would be committed.
     """
-    verdicts: list[Verdict] = []
+    verdicts: list[GateVerdict] = []
     for stage in context.pipeline.stages:
         stats, uid = checkpoint.operators[stage.uid], stage.uid
         asked = [gate for gate in stage.gates if gate.of == FIGURES]

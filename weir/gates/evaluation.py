@@ -46,7 +46,7 @@ _ENTRY = "weir"  # an entry of a suite, in its meta
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """The verdict of one expectation in one epoch.
 
     Attributes:
@@ -95,7 +95,7 @@ class Verdict:
         }
 
     @classmethod
-    def from_dict(cls, stage: str, raw: Mapping[str, Any]) -> Verdict:
+    def from_dict(cls, stage: str, raw: Mapping[str, Any]) -> GateVerdict:
         """Return the verdict that a checkpoint's row has.
 
         Args:
@@ -152,12 +152,12 @@ def staged(storage: Storage, files: Sequence[StagedFile | StateFile], columns: S
     return pa.concat_tables([staged_table(storage, file, columns) for file in files])
 
 
-def check(stage: Stage, rows: pa.Table) -> list[Verdict]:
+def check(stage: Stage, rows: pa.Table) -> list[GateVerdict]:
     """Return what a stage's gates on rows say of them. Raises PipelineError if one cannot be evaluated."""
     return evaluated(f"stage {stage.uid}", stage.uid, of_rows(stage), rows)
 
 
-def with_keys(verdicts: Sequence[Verdict], key: Sequence[str], rows: Callable[[], pa.Table]) -> list[Verdict]:
+def with_keys(verdicts: Sequence[GateVerdict], key: Sequence[str], rows: Callable[[], pa.Table]) -> list[GateVerdict]:
     """Verdicts whose samples say whose rows they are.
 
     Args:
@@ -170,7 +170,7 @@ def with_keys(verdicts: Sequence[Verdict], key: Sequence[str], rows: Callable[[]
     if not columns:
         return list(verdicts)
 
-    def keys(verdict: Verdict) -> tuple[Mapping[str, Any], ...]:
+    def keys(verdict: GateVerdict) -> tuple[Mapping[str, Any], ...]:
         return tuple(
             {name: plain(*frames.python_values(values.slice(row, 1))) for name, values in columns.items()}
             for row in verdict.sample_rows
@@ -179,7 +179,7 @@ def with_keys(verdicts: Sequence[Verdict], key: Sequence[str], rows: Callable[[]
     return [replace(verdict, keys=keys(verdict)) for verdict in verdicts]
 
 
-def refuse(uid: str, verdicts: Sequence[Verdict]) -> None:
+def refuse(uid: str, verdicts: Sequence[GateVerdict]) -> None:
     """Raise GateError if one of a stage's verdicts holds the epoch; those that only warn are logged."""
     failed = [verdict for verdict in verdicts if verdict.holds]
     if failed:
@@ -189,7 +189,7 @@ def refuse(uid: str, verdicts: Sequence[Verdict]) -> None:
             log.warning("a gate failed, and only warns", stage=uid, of=verdict.of, verdict=verdict.in_counts)
 
 
-def refusal(uid: str, verdicts: Sequence[Verdict], why: str) -> GateError:
+def refusal(uid: str, verdicts: Sequence[GateVerdict], why: str) -> GateError:
     """Return the error of an epoch that a gate of a stage holds."""
     return GateError(
         f"A quality gate of the stage {uid} failed: {why}",
@@ -273,7 +273,7 @@ def _needs_objects(column: pa.ChunkedArray) -> bool:
 _evaluating = threading.Lock()  # its context is one for all slots, and is not made for threads
 
 
-def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[Verdict]:
+def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[GateVerdict]:
     """Return what expectations say of rows, without raising where one fails.
 
     Args:
@@ -423,7 +423,7 @@ def _wrong(where: str, problem: object) -> PipelineError:
     return PipelineError(f"The gate cannot be evaluated: {problem}", where=where, next="Correct its arguments.")
 
 
-def verdict_of(where: str, name: str, gate: Gate, outcome: Any, rows: int, of: str | None = None) -> Verdict:
+def verdict_of(where: str, name: str, gate: Gate, outcome: Any, rows: int, of: str | None = None) -> GateVerdict:
     """Return what Great Expectations says of a gate, on so many rows. Raises PipelineError where it could not evaluate
     it."""
     raised = outcome.exception_info or {}
@@ -443,7 +443,7 @@ def verdict_of(where: str, name: str, gate: Gate, outcome: Any, rows: int, of: s
     policy, looked = gate.on_failure, of or gate.of
     at = () if outcome.success else tuple(map(int, result.get("partial_unexpected_index_list") or ()))[: len(shown)]
     at = at if len(at) == len(shown) else ()  # then it is not known which value is whose
-    return Verdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, policy, looked, numbers, at)
+    return GateVerdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, policy, looked, numbers, at)
 
 
 def _check_by_row(where: str, asked: Any) -> None:

@@ -32,7 +32,7 @@ from state_ops.storage.storage import Storage
 from state_ops.value_text import literal
 from weir.definition import POSITIONS, ROW, Gate, Source, Stage
 from weir.execution.executor import staged_table
-from weir.gates.evaluation import Verdict, columns_of, refusal
+from weir.gates.evaluation import GateVerdict, columns_of, refusal
 from weir.sources.reader import SourceReader, picked
 from weir.sources.slices import LeftOut, Slice, SourceFile
 
@@ -62,7 +62,7 @@ def decided(
     stage: Stage,
     planned: Slice,
     rounds: int,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[GateVerdict],
     looked_at: pa.Table,
     positions: np.ndarray,
 ) -> tuple[LeftOut, ...]:
@@ -109,7 +109,7 @@ def decided(
     return tuple(left_out[place] for place in sorted(left_out))
 
 
-def _paired(stage: Stage, verdicts: Sequence[Verdict]) -> Iterator[tuple[Gate, Verdict]]:
+def _paired(stage: Stage, verdicts: Sequence[GateVerdict]) -> Iterator[tuple[Gate, GateVerdict]]:
     by_title = {(gate.title, gate.on_failure): gate for gate in stage.gates}
     for verdict in verdicts:
         yield by_title[verdict.gate, verdict.on_failure], verdict

@@ -27,7 +27,7 @@ from weir.execution.executor import Landed
 from weir.gates.quarantine import MOST_ROWS, ROUNDS
 from weir.sources.reader import SourceReader
 from weir.sources.slices import EpochPlan, LeftOut
-from weir.task.refusals import Target, refusals
+from weir.task.refusals import OutputTarget, refusals
 
 log = Logger("weir.epoch")
 
@@ -56,7 +56,7 @@ class Read:
 
 
 def judged(
-    stage: Stage, acks: Sequence[Ack], read: Read, target: Target | None
+    stage: Stage, acks: Sequence[Ack], read: Read, target: OutputTarget | None
 ) -> tuple[tuple[Ack, ...], EpochPlan | None]:
     """Return a stage's acks, with errors that name file and row of what a task has refused; and the plan to take
     instead, where the sources set rows aside: then without those of tasks that have declined.
@@ -135,7 +135,7 @@ def _without(stage: Stage, read: Read, found: Found) -> EpochPlan:
     return read.plan.without(stage.uid, slices)
 
 
-def _found(stage: Stage, refused: Sequence[RefusedError], read: Read, target: Target | None, most: int) -> Found:
+def _found(stage: Stage, refused: Sequence[RefusedError], read: Read, target: OutputTarget | None, most: int) -> Found:
     """Return at most so many rows that are refused: as tasks say, else as their files do. Raises InputError."""
     if all(error.positions for error in refused):
         assert isinstance(stage.input, Source), "no other stage is told where its rows come from"
@@ -144,7 +144,7 @@ def _found(stage: Stage, refused: Sequence[RefusedError], read: Read, target: Ta
     return dict(islice(_looked_for(stage, read, target), most))
 
 
-def _looked_for(stage: Stage, read: Read, target: Target | None) -> Iterator[tuple[tuple[str, int], str]]:
+def _looked_for(stage: Stage, read: Read, target: OutputTarget | None) -> Iterator[tuple[tuple[str, int], str]]:
     """Yield the rows of sources that the stage cannot take, and those of which it makes rows that are refused."""
     for lane, rows in read.parts:
         assert isinstance(lane.input, Source), "its rows have landed"
@@ -171,7 +171,7 @@ def _numbered(lane: Stage, rows: Landed) -> Iterator[pa.Table]:
         yield from direct_read.file_tables(tracked, number, _BATCH_ROWS)
 
 
-def _made(lane: Stage, stage: Stage, target: Target | None, rows: pa.Table) -> Iterator[tuple[int, str]]:
+def _made(lane: Stage, stage: Stage, target: OutputTarget | None, rows: pa.Table) -> Iterator[tuple[int, str]]:
     """Yield the positions of rows of which a stage makes rows that are refused, if it makes one of each, by SQL that is
     evaluated here."""
     if not stage.operator.hands_on or lane.transform is not None:

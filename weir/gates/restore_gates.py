@@ -21,7 +21,7 @@ from weir.connectors.delta.table_commit import file_path, table_path, with_parti
 from weir.connectors.formats.stored_rows import stored_rows
 from weir.definition import Expected, Pipeline
 from weir.gates import evaluation
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.inspection import state_reader
 from weir.settings.configuration import Settings
 
@@ -78,7 +78,7 @@ def not_asked(pipeline: Pipeline) -> list[str]:
 
 def judged(
     pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool
-) -> Iterator[tuple[Literal["state", "table"], str, list[Verdict]]]:
+) -> Iterator[tuple[Literal["state", "table"], str, list[GateVerdict]]]:
     """Yield what they say, by stage or table. Where there are no rows yet, nothing is asked. Arguments and errors as of
     `evaluate`."""
     asked = _asked(pipeline, newest=newest)

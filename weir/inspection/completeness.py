@@ -26,7 +26,7 @@ Rows = Mapping[CheckpointId, Checkpoint]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ExchangedTimes:
     """Event times whose rows a rewind or a promotion has exchanged, in microseconds since 1970 UTC.
 
     Attributes:
@@ -64,7 +64,7 @@ def complete_until(stage: Stage, row: Checkpoint, rows: Rows) -> int | None:
     return parent.watermarks[stage.uid] - stage.operator.behind
 
 
-def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[Change]:
+def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[ExchangedTimes]:
     """Return what rewinds and promotions after a checkpoint have exchanged of a sink's rows, oldest first."""
     changed = [change for change in _pruned(rows.values()) if change.by > since and change.by not in rows]
     for row in sorted(rows.values(), key=lambda row: row.id):
@@ -72,23 +72,23 @@ def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[C
             continue
         link = row.sinks.get(sink.name)
         if row.kind == PROMOTION and link is not None and link.column is not None:
-            changed.append(Change(row.id, link.start, link.end))
+            changed.append(ExchangedTimes(row.id, link.start, link.end))
             continue
         parent = rows.get(row.parent_id) if row.parent_id is not None else None
         until = complete_until(stage, parent, rows) if parent is not None else None
-        changed.append(Change(row.id, until, None))
+        changed.append(ExchangedTimes(row.id, until, None))
         for left in rows.values():  # ranges that were promoted, and are not any more
             link = left.sinks.get(sink.name)
             is_left = left.kind == PROMOTION and (row.parent_id or 0) < left.id < row.id
             if is_left and link is not None and link.column is not None:
-                changed.append(Change(row.id, link.start, link.end))
+                changed.append(ExchangedTimes(row.id, link.start, link.end))
     return sorted(changed, key=lambda change: change.by)
 
 
-def _pruned(rows: Collection[Checkpoint]) -> list[Change]:
+def _pruned(rows: Collection[Checkpoint]) -> list[ExchangedTimes]:
     """Return what later checkpoints tell of rewinds and promotions, which may be pruned: of the newest ranges their
     bounds, of all others no more than that they were."""
     records = [recorded for row in rows if (recorded := taken_back(row))]
     changed: dict[int, tuple[int | None, int | None]] = {recorded[TAKEN_BEFORE]: (None, None) for recorded in records}
     changed |= {recorded[TAKEN_BACK]: (recorded.get(TAKEN_START), recorded.get(TAKEN_END)) for recorded in records}
-    return [Change(CheckpointId(by), *bounds) for by, bounds in changed.items()]
+    return [ExchangedTimes(CheckpointId(by), *bounds) for by, bounds in changed.items()]

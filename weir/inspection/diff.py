@@ -26,7 +26,7 @@ _PURPOSE = "weir state diff"
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StateDifference:
     """The result of `compared`. Only fields that both states have decide whether a row changed.
 
     Attributes:
@@ -60,7 +60,7 @@ def compared(
     there: Settings | None = None,
     other: Pipeline | None = None,
     without: Sequence[str] = (),
-) -> Iterator[Difference]:
+) -> Iterator[StateDifference]:
     """Compare a stage's state in two checkpoints, row by row; the result may be read for as long as the `with` block
     lasts.
 
@@ -81,7 +81,9 @@ def compared(
 
 
 @contextmanager
-def compared_views(a: View, b: View, without: Sequence[str] = (), *, rounded: bool = False) -> Iterator[Difference]:
+def compared_views(
+    a: View, b: View, without: Sequence[str] = (), *, rounded: bool = False
+) -> Iterator[StateDifference]:
     """Compare two states of a stage, as `compared` does.
 
     Args:
@@ -101,7 +103,9 @@ def compared_views(a: View, b: View, without: Sequence[str] = (), *, rounded: bo
         seal(connection)
         rows = connection.execute("SELECT change, count(*) FROM compared GROUP BY change").fetchall()
         counts = {ADDED: 0, REMOVED: 0, CHANGED: 0} | dict(rows)
-        yield Difference(a.checkpoint, b.checkpoint, counts, columns.gone, columns.new, columns.retyped, connection)
+        yield StateDifference(
+            a.checkpoint, b.checkpoint, counts, columns.gone, columns.new, columns.retyped, connection
+        )
 
 
 def _said(view: View) -> str:

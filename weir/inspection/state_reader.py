@@ -167,7 +167,7 @@ def whole(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """A checkpoint in which a key's state is not what it was in the retained one before.
 
     Attributes:
@@ -190,7 +190,9 @@ class Change:
         return self.since == self.checkpoint.id
 
 
-def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any], at: At = None) -> Iterator[Change]:
+def history(
+    pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any], at: At = None
+) -> Iterator[StateChange]:
     """Return the changes of a key, by the retained checkpoints that lead to one, oldest first.
 
     Checkpoints that a rewind abandoned are not among them.
@@ -218,7 +220,7 @@ def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any]
                 adjoins = row.parent_id == (before.id if before else None)
                 since = row.id if adjoins else before.id + 1 if before else None
                 carried = tuple(sorted({batch["epoch"] for batch in stats_of(before, uid).waiting}))
-                yield Change(row, current, since, carried, published.get(row.id, {}))
+                yield StateChange(row, current, since, carried, published.get(row.id, {}))
             before, rows = row, current
 
 

@@ -30,7 +30,7 @@ from weir.connectors.formats.stored_rows import stored_rows
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline
 from weir.inspection.database import database, load, quoted
-from weir.inspection.diff import Difference, compared
+from weir.inspection.diff import StateDifference, compared
 from weir.markdown import as_text
 from weir.operations import promotion
 from weir.operations.forks import branched
@@ -341,7 +341,7 @@ def _states(
             yield StateDiff(uid, None, why=error.what)
 
 
-def fields_differ(difference: Difference, ours: str, theirs: str) -> str:
+def fields_differ(difference: StateDifference, ours: str, theirs: str) -> str:
     """Return in words which fields only one of two states has, or has in another type.
 
     Args:

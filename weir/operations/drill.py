@@ -171,7 +171,7 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
     """
     clock = time.perf_counter()
     done = _drilled(pipeline, settings, executor)
-    noted = results.Drilled(
+    noted = results.RecordedDrill(
         at=datetime.now(UTC),
         seconds=round(time.perf_counter() - clock, 3),
         checkpoint=int(done.checkpoint),

@@ -16,7 +16,7 @@ from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import file_path
 from weir.connectors.sink import Sink
 from weir.ownership.context import RunContext
-from weir.task.refusals import Target, refusals
+from weir.task.refusals import OutputTarget, refusals
 
 _BATCH_ROWS = 65_536
 
@@ -32,7 +32,7 @@ def judge(context: RunContext, source: Storage, branch: str, sink: Sink, files: 
     Raises:
         PipelineError: It does not. Nothing is changed.
     """
-    targets: dict[pa.Schema, Target] = {}
+    targets: dict[pa.Schema, OutputTarget] = {}
     for file in files:
         path = file_path(sink.name, file)
         before = 0
@@ -41,7 +41,7 @@ def judge(context: RunContext, source: Storage, branch: str, sink: Sink, files: 
                 rows = frames.canonical(pa.Table.from_batches([batch]))
                 if rows.schema not in targets:
                     context.sinks.check(sink, rows.schema)
-                    targets[rows.schema] = Target(sink.name, "", rules=context.sinks.rules(sink, rows.schema))
+                    targets[rows.schema] = OutputTarget(sink.name, "", rules=context.sinks.rules(sink, rows.schema))
                 for refusal in refusals(targets[rows.schema], rows):
                     raise PipelineError(
                         f"{branch} cannot be promoted: {refusal.what}",

@@ -24,7 +24,7 @@ from state_ops.moments import to_micros
 from state_ops.records.checkpoint import EDIT, EDITED, Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import STATE, Snapshot, StateFile, snapshots_of
-from state_ops.rows.row_store import Rows
+from state_ops.rows.row_store import RowStore
 from state_ops.schema.descriptors import GROUP, VALUE_STATE
 from state_ops.schema.state_schema import TOUCHED, StateSchema
 from state_ops.snapshots import snapshot
@@ -44,7 +44,7 @@ IDLE = dict.fromkeys(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EditedState:
     """The stage's state that is edited.
 
     Attributes:
@@ -78,7 +78,7 @@ class Routed:
         return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
-def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, reason: str) -> Checkpoint:
+def carry_out(owner: Ownership, target: EditedState, routed: Routed, replaces: bool, reason: str) -> Checkpoint:
     """Write, upload and commit an edit, after the newest checkpoint was proven whole.
 
     Args:
@@ -138,7 +138,7 @@ def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, 
 
 def _written(
     owner: Ownership,
-    target: Target,
+    target: EditedState,
     routed: Routed,
     chosen: np.ndarray,
     id: CheckpointId,
@@ -162,7 +162,7 @@ def _written(
         with snapshot.healing(forked):
             backend = composite.opened(kind, forked.db, replace(backend_options(context.settings), where=where))
             try:
-                rows = Rows(backend, target.state, target.keys, VALUE_STATE)
+                rows = RowStore(backend, target.state, target.keys, VALUE_STATE)
                 for start in range(0, len(chosen), _BATCH_ROWS):
                     some = chosen[start : start + _BATCH_ROWS]
                     keys, fields, there = _frames(target, routed.rows.take(pa.array(some)), routed.groups[some], now)
@@ -181,8 +181,10 @@ def _written(
         raise
 
 
-def _frames(target: Target, rows: pa.Table, groups: np.ndarray, now: int) -> tuple[pl.DataFrame, pl.DataFrame, Any]:
-    """Return the arguments of `Rows.put`: keys with their groups, fields, and that all of these are present."""
+def _frames(
+    target: EditedState, rows: pa.Table, groups: np.ndarray, now: int
+) -> tuple[pl.DataFrame, pl.DataFrame, Any]:
+    """Return the arguments of `RowStore.put`: keys with their groups, fields, and that all of these are present."""
     frame = frames.from_arrow(rows)
     keys = frame.select(target.keys.names).with_columns(pl.Series(GROUP, groups.astype(np.int32)))
     fields = frame.select(pl.exclude(target.keys.names))

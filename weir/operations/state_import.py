@@ -32,7 +32,7 @@ from weir.definition import Pipeline, Stage
 from weir.execution.executor import Executor
 from weir.execution.spark.spark_executor import SparkExecutor
 from weir.operations.plan import today
-from weir.operations.state_edit import IDLE, Routed, Target, carry_out
+from weir.operations.state_edit import IDLE, EditedState, Routed, carry_out
 from weir.operators.compatibility import changeable, meaning, stored_collections, stored_keys
 from weir.ownership import savepoints
 from weir.ownership.pipeline_storage import open_storage
@@ -129,7 +129,7 @@ def _target(
     executor: Executor,
     uid: str,
     replaces: bool,
-) -> Target:
+) -> EditedState:
     stage = pipeline.stage(uid)
     stats = stats_of(head, uid)
     if not stats.has_state:
@@ -155,15 +155,15 @@ def _target(
             ms={},
             cache=None,
         )
-        target = Target(uid, fixed.keys, fixed.state, stats, recorded, head)
+        target = EditedState(uid, fixed.keys, fixed.state, stats, recorded, head)
     else:
         schema = pa.schema([(name, type_named(kind)) for name, kind in stats.keys])
-        target = Target(uid, schema, evolution.from_record(stats.schema_history), stats, {}, head)
+        target = EditedState(uid, schema, evolution.from_record(stats.schema_history), stats, {}, head)
     _refuse(stage, target, replaces)
     return target
 
 
-def _refuse(stage: Stage, target: Target, replaces: bool) -> None:
+def _refuse(stage: Stage, target: EditedState, replaces: bool) -> None:
     """Check that the stage's state is one row for each key.
 
     Raises:
@@ -186,7 +186,7 @@ def _refuse(stage: Stage, target: Target, replaces: bool) -> None:
     )
 
 
-def _routed(target: Target, rows: pa.Table) -> Routed:
+def _routed(target: EditedState, rows: pa.Table) -> Routed:
     where = f"stage {target.uid}" + (f", checkpoint {target.head.id}" if target.head else "")
     fit = fitting(rows, target.keys, target.state, where).combine_chunks()
     most, parallelism = target.stats.max_parallelism, target.stats.parallelism

@@ -8,7 +8,7 @@ from threading import Lock
 
 import pyarrow as pa
 
-from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.reader_holds import HoldWatcher
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import CheckpointId, Generation
 from state_ops.records.checkpoint import Checkpoint
@@ -63,7 +63,7 @@ class RunContext:
     reads: dict[str, tuple[pa.Schema | None, ...]] = field(default_factory=dict)
     made_times: dict[str, frozenset[int]] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
-    watcher: Watcher = field(default_factory=Watcher)
+    watcher: HoldWatcher = field(default_factory=HoldWatcher)
     held: bool = False
     requested_before: Mapping[str, int] = field(default_factory=dict)
     early: dict[CheckpointId, list[Publication]] = field(default_factory=dict)

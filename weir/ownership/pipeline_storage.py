@@ -24,7 +24,7 @@ from weir.connectors.delta.table_commit import table_path
 from weir.connectors.source import LOOKING, Opening, Position
 from weir.definition import FileSource, Pipeline, Source
 from weir.settings.configuration import Settings
-from weir.sources.connector_reader import PartsReader
+from weir.sources.connector_reader import ConnectorReader
 from weir.sources.files import FilesReader
 from weir.sources.landed_files import LANDED, LandedFiles
 from weir.sources.positions import has_read
@@ -95,7 +95,7 @@ def readers(
             return FilesReader(source, pattern, s3, only, landed)
         opening = partial(_opening, pipeline, settings, source, patience)
         upto = partial(_position, trunk, source.name) if trunk is not None else None
-        return PartsReader(source, opening, landed, upto, partial(_archives, pipeline, archived or settings))
+        return ConnectorReader(source, opening, landed, upto, partial(_archives, pipeline, archived or settings))
 
     return {source.name: reader(source) for source in pipeline.sources}
 

@@ -15,7 +15,7 @@ from state_ops.errors import WeirError
 from weir.definition import Stage
 from weir.definition.column_lineage import before, seen_as
 from weir.inspection import state_reader
-from weir.inspection.state_reader import Change
+from weir.inspection.state_reader import StateChange
 from weir.replay.comparison import canonical_text
 from weir.replay.played import Played, key_of, rows_by_input, stacked, subtasks_of
 from weir.replay.recording import came_from
@@ -147,7 +147,7 @@ def _epochs(playing: Playing, stage: Stage, key: Sequence[Any], epoch: int) -> t
     have."""
     if not stage.has_state:
         return [epoch], []
-    since, unknown = list[Change](), list[str]()
+    since, unknown = list[StateChange](), list[str]()
     for change in state_reader.history(playing.pipeline, playing.settings, stage.uid, key, epoch):
         if change.checkpoint.id == epoch:
             break

@@ -59,7 +59,7 @@ _TOPS = {STATE: "state", CHANNEL: "channels"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredSnapshot:
     """One subtask's snapshot in a checkpoint.
 
     Attributes:
@@ -93,7 +93,7 @@ class RestorePlan:
     """
 
     checkpoint: Checkpoint
-    parts: tuple[Part, ...]
+    parts: tuple[StoredSnapshot, ...]
     waiting: tuple[StateFile, ...]
     cached: int
     newest: bool
@@ -139,7 +139,7 @@ def plan(
     Raises DamageError if its listing is not what was recorded.
     """
     listing = registry.files(checkpoint)
-    parts: list[Part] = []
+    parts: list[StoredSnapshot] = []
     for uid, stats in checkpoint.operators.items():
         taken = snapshots_of(listing, uid)
         recorded = (stats.files_total, stats.bytes_total)
@@ -155,7 +155,7 @@ def plan(
             )
         for subtask, part in sorted(taken.items()):
             home = local_directory(settings, pipeline, storage) / uid / str(subtask)
-            parts.append(Part(uid, part, home, stats, snapshot.is_here(home, part)))
+            parts.append(StoredSnapshot(uid, part, home, stats, snapshot.is_here(home, part)))
     wanted = waiting_paths(checkpoint.operators)
     waiting = tuple(file for file in listing if file.kind == CHANNEL and file.path in wanted)
     cache = objects(settings)
@@ -332,7 +332,7 @@ def _fetched(
     checking: list[float] = []
     cache = objects(settings)
 
-    def fetch(part: Part, arrived: Arrived) -> Fetched:
+    def fetch(part: StoredSnapshot, arrived: Arrived) -> Fetched:
         if part.here and purpose != "run" and snapshot.is_sound(part.home, part.taken):
             arrived(part.bytes)
             fetched = Fetched(local=part.bytes)
@@ -383,7 +383,7 @@ def _brought(
     settings: Settings,
     storage: Storage,
     row: Checkpoint,
-    part: Part,
+    part: StoredSnapshot,
     cache: ObjectCache,
     checking: list[float],
     arrived: Arrived,
@@ -403,7 +403,9 @@ def _brought(
     )
 
 
-def _checked(settings: Settings, storage: Storage, part: Part, checking: list[float], directory: Path) -> None:
+def _checked(
+    settings: Settings, storage: Storage, part: StoredSnapshot, checking: list[float], directory: Path
+) -> None:
     """Open a working copy of a snapshot, and look whether its entries are the subtask's."""
     started = time.perf_counter()
     kind = named(part.stats.backend)

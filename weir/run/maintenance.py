@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.reader_holds import HoldWatcher
 from state_ops.checkpoints.retention import Fate, ObjectFate
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import FORK, NAME, REPAIR, UNFORK, UNNAME, UPKEEP, Request
@@ -199,7 +199,7 @@ def _explained(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list
     storage, registry = open_storage(pipeline, settings)
     completed = registry.checkpoints()
     listings = {row.id: registry.files(row) for row in completed}
-    also = needed(registry, Watcher().live(storage))
+    also = needed(registry, HoldWatcher().live(storage))
     for id, reason in kept_for_backfills(pipeline, settings, completed).items():
         also.setdefault(id, []).append(reason)
     return retention.explain(completed, listings, settings.checkpoints.num_retained, registry.pins(), also)

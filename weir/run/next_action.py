@@ -53,7 +53,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observation:
     """The findings of a look into storage.
 
     Attributes:
@@ -68,7 +68,7 @@ class Look:
     reading: frozenset[tuple[str, str]] = frozenset()
     backlog: Mapping[str, int] = field(default_factory=dict)
 
-    def without(self, done: Collection[Request]) -> Look:
+    def without(self, done: Collection[Request]) -> Observation:
         """Return the look once these requests are removed."""
         return replace(self, requests=tuple(request for request in self.requests if request not in done))
 
@@ -110,11 +110,11 @@ class Situation:
     behind: Mapping[str, int] = field(default_factory=dict)
     timers_due: tuple[str, ...] = ()
     still: frozenset[str] = frozenset()
-    look: Look | None = None
+    look: Observation | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RunMemory:
     """The facts that a run remembers from one action to the next.
 
     Attributes:
@@ -193,7 +193,7 @@ class End:
 Action = GoOn | Sleep | LookAround | BeginAgain | BeginEpoch | CarryOut | Withdraw | End
 
 
-def next_action(at: Situation, memory: Memory) -> tuple[Action, Memory]:
+def next_action(at: Situation, memory: RunMemory) -> tuple[Action, RunMemory]:
     """Return the next action, and the memory to keep."""
     if at.look is None:
         return _before_look(at), memory
@@ -227,7 +227,7 @@ def _before_look(at: Situation) -> Action:
     return LookAround() if at.has_room or at.empty else GoOn()  # whatever there is to do waits for an epoch
 
 
-def _epoch_or_idle(at: Situation, memory: Memory, draining: bool, only_waiting: bool) -> tuple[Action, Memory]:
+def _epoch_or_idle(at: Situation, memory: RunMemory, draining: bool, only_waiting: bool) -> tuple[Action, RunMemory]:
     """Cut a barrier if one is due; else let epochs go on, or wait, or end for want of input."""
     assert at.look is not None
     barriers = tuple(request for request in at.look.requests if request.kind in _BARRIERS)

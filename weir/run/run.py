@@ -57,9 +57,9 @@ from weir.run.next_action import (
     BeginEpoch,
     CarryOut,
     End,
-    Look,
     LookAround,
-    Memory,
+    Observation,
+    RunMemory,
     Situation,
     Sleep,
     Withdraw,
@@ -83,7 +83,7 @@ class Loop:
 
     coordinator: Coordinator
     scheduler: EpochScheduler
-    memory: Memory = field(default_factory=Memory)
+    memory: RunMemory = field(default_factory=RunMemory)
 
     @property
     def head(self) -> Checkpoint | None:
@@ -195,7 +195,7 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
 
 def _epochs(context: RunContext, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:
     started, scheduler, poll = time.monotonic(), loop.scheduler, context.settings.run.poll_seconds
-    look: Look | None = None
+    look: Observation | None = None
     while True:
         if look is None:
             yield from scheduler.turn(poll)
@@ -230,7 +230,7 @@ def _epochs(context: RunContext, options: RunOptions, loop: Loop, heartbeat: Hea
                 time.sleep(poll)
 
 
-def _decide(context: RunContext, options: RunOptions, loop: Loop, look: Look | None, started: float) -> Action:
+def _decide(context: RunContext, options: RunOptions, loop: Loop, look: Observation | None, started: float) -> Action:
     now, scheduler = time.monotonic(), loop.scheduler
     situation = Situation(
         options=options,
@@ -263,7 +263,7 @@ def _held(context: RunContext, loop: Loop) -> Held:
     return held(context.pipeline, scheduler.offsets.offsets, scheduler.quiet, to_micros(scheduler.now()))
 
 
-def _look_around(context: RunContext, scheduler: EpochScheduler) -> Generator[EpochReport, None, Look | None]:
+def _look_around(context: RunContext, scheduler: EpochScheduler) -> Generator[EpochReport, None, Observation | None]:
     """Look for requests and files; None if the look says nothing any more, or has failed beside epochs in flight."""
     offsets, answered, alone = scheduler.offsets, scheduler.answers, scheduler.empty
     seen = yield from scheduler.beside(partial(_look, context, offsets.offsets), context.settings.run.poll_seconds)
@@ -277,11 +277,11 @@ def _look_around(context: RunContext, scheduler: EpochScheduler) -> Generator[Ep
     if scheduler.offsets is not offsets:  # epochs have fallen meanwhile
         return None
     open_requests = tuple(request for request in pending if request.name not in answered)
-    return Look(open_requests, frozenset(waiting), frozenset(scheduler.reading), backlog)
+    return Observation(open_requests, frozenset(waiting), frozenset(scheduler.reading), backlog)
 
 
 def _begin_epoch(
-    context: RunContext, options: RunOptions, loop: Loop, action: BeginEpoch, seen: Look | None
+    context: RunContext, options: RunOptions, loop: Loop, action: BeginEpoch, seen: Observation | None
 ) -> Generator[EpochReport, None, None]:
     """Plan the next epoch beside those in flight, and begin it unless they have fallen meanwhile."""
     scheduler = loop.scheduler
@@ -318,7 +318,7 @@ def _look(
     return open_requests, fresh, {name: arrivals.waiting for name, arrivals in arrived.items()}
 
 
-def _with_backlog(plan: EpochPlan, seen: Look | None) -> EpochPlan:
+def _with_backlog(plan: EpochPlan, seen: Observation | None) -> EpochPlan:
     """Return a plan that knows what waits behind its slices, by the look that it follows."""
     if seen is None:
         return plan

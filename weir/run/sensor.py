@@ -96,7 +96,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SensorMemory:
     """The facts that a sensor remembers between its ticks, as its cursor.
 
     Attributes:
@@ -124,7 +124,7 @@ class Memory:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str | None) -> Memory:
+    def from_json(cls, text: str | None) -> SensorMemory:
         return cls(**lease.known_fields(cls, json.loads(text))) if text else cls()
 
 
@@ -140,7 +140,7 @@ class Decision:
 
     action: Action
     reason: str
-    memory: Memory
+    memory: SensorMemory
     key: str | None = None
     gone: str | None = None
 
@@ -189,14 +189,14 @@ def _why_held(noted: GateHold) -> str:
     return f"{noted.subject}: {message[0]} {mended}. Materialize or `weir run` tries again at once"
 
 
-def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
+def watched(sight: Sight, memory: SensorMemory) -> tuple[SensorMemory, bool]:
     """Return the memory after a look at the lease, and whether its holder lives, as far as all looks so far tell."""
     now = time.monotonic()
     memory = _watched(memory, sight.holder, socket.gethostname(), now)
     return memory, _lives(sight, memory, now)
 
 
-def silent_for(sight: Sight, memory: Memory) -> float:
+def silent_for(sight: Sight, memory: SensorMemory) -> float:
     """Return for how many seconds a coordinator whose process exists has sent no heartbeat, if for too long; else 0.
 
     Args:
@@ -208,7 +208,9 @@ def silent_for(sight: Sight, memory: Memory) -> float:
     return silent if silent > DEAD_AFTER_HEARTBEATS * sight.holder.heartbeat_seconds else 0.0
 
 
-def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str, *, alone: bool) -> Memory:
+def note_cancelled(
+    pipeline: Pipeline, settings: Settings, memory: SensorMemory, run_id: str, *, alone: bool
+) -> SensorMemory:
     """Note once that a person has cancelled the newest run of this pipeline: nobody but a person begins again.
 
     Args:
@@ -229,7 +231,7 @@ def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
 
 
 def decide(
-    sight: Sight, memory: Memory, max_lag: int, *, observer: str | None = None, now: float | None = None
+    sight: Sight, memory: SensorMemory, max_lag: int, *, observer: str | None = None, now: float | None = None
 ) -> Decision:
     """Return the decision of this tick.
 
@@ -282,7 +284,7 @@ def decide(
     return _run(sight, memory, reason, key, gone)
 
 
-def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
+def _with_coordinator(sight: Sight, memory: SensorMemory, behind: bool) -> Decision:
     holder = sight.holder
     assert holder is not None
     if not behind:
@@ -297,7 +299,7 @@ def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
     return Decision(Action.BARRIER, _new(sight), memory)
 
 
-def _run(sight: Sight, memory: Memory, reason: str, key: str, gone: str | None) -> Decision:
+def _run(sight: Sight, memory: SensorMemory, reason: str, key: str, gone: str | None) -> Decision:
     again = memory.runs + 1 if memory.runs and memory.run_head == sight.head else 1
     memory = replace(memory, runs=again, run_tick=memory.tick, run_head=sight.head)
     return Decision(Action.RESTORE if sight.died else Action.RUN, reason, memory, key, gone)
@@ -311,7 +313,7 @@ def restore_key(generation: int) -> str:
     return f"restore-g{generation}"
 
 
-def _watched(memory: Memory, holder: Lease | None, observer: str, now: float) -> Memory:
+def _watched(memory: SensorMemory, holder: Lease | None, observer: str, now: float) -> SensorMemory:
     """Note when the heartbeat was last seen to change. Clocks of two hosts, or of two boots, are never compared."""
     if holder is None:
         return memory
@@ -321,7 +323,7 @@ def _watched(memory: Memory, holder: Lease | None, observer: str, now: float) ->
     return replace(memory, generation=holder.generation, counter=holder.counter, since=now, observer=observer)
 
 
-def _lives(sight: Sight, memory: Memory, now: float) -> bool:
+def _lives(sight: Sight, memory: SensorMemory, now: float) -> bool:
     if sight.alive is not None or sight.holder is None:
         return bool(sight.alive)
     return now - memory.since < DEAD_AFTER_HEARTBEATS * sight.holder.heartbeat_seconds

@@ -57,7 +57,7 @@ _ONE = Limits(1, 1, 1)
 _PREVIEWED = Limits(4, 1_000, 16 << 20)
 
 
-class PartsReader(SourceReader):
+class ConnectorReader(SourceReader):
     """One source with the connector that its definition opens; long because it answers all that a reader is asked.
 
     Args:
@@ -87,7 +87,7 @@ class PartsReader(SourceReader):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without secrets: elsewhere it reads files that were landed here.
-        return PartsReader, (self.source, None, self.landed)
+        return ConnectorReader, (self.source, None, self.landed)
 
     @property
     def connector(self) -> GuardedConnector:
@@ -188,7 +188,7 @@ class PartsReader(SourceReader):
         if not self.source.replayable:  # reading them would take them from the next epoch
             return Slice((), False, None, expected)
         with self.landed.elsewhere() as landed:
-            reader = PartsReader(self.source, self._opening, landed, self._upto)
+            reader = ConnectorReader(self.source, self._opening, landed, self._upto)
             reader._connector = self.connector
             return reader._slice(position, _PREVIEWED, expected, time.time_ns() // 1000)
 

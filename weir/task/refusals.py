@@ -26,7 +26,7 @@ _CORRECT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OutputTarget:
     """The destination of an output.
 
     Attributes:
@@ -47,7 +47,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRows:
     """Rows that are refused for one reason.
 
     Attributes:
@@ -61,7 +61,7 @@ class Refusal:
     next: str
 
 
-def refusals(target: Target | None, rows: pa.Table) -> Iterator[Refusal]:
+def refusals(target: OutputTarget | None, rows: pa.Table) -> Iterator[RefusedRows]:
     """Yield the reasons why rows cannot be staged; none if they all can.
 
     Args:
@@ -83,16 +83,16 @@ def refusals(target: Target | None, rows: pa.Table) -> Iterator[Refusal]:
         yield _of_value(value, of_sink)
 
 
-def _of_value(value: UnfitValue, of_sink: str) -> Refusal:
+def _of_value(value: UnfitValue, of_sink: str) -> RefusedRows:
     what = f"A row{of_sink} cannot be stored: its column {value.column!r} {value.problem}."
-    return Refusal((value.row,), what, _CORRECT)
+    return RefusedRows((value.row,), what, _CORRECT)
 
 
-def _without_key(target: Target, rows: pa.Table) -> Iterator[Refusal]:
+def _without_key(target: OutputTarget, rows: pa.Table) -> Iterator[RefusedRows]:
     """Yield rows that do not say which key they are of, or what becomes of it."""
     for name in target.key:
         if missing := rows.column(name).null_count:
-            yield Refusal(
+            yield RefusedRows(
                 _numbers(pc.is_null(rows.column(name))),
                 f"{counted(missing, 'row')} for the table {target.sink} {agrees(missing, 'has', 'have')} no "
                 f"{name!r}, which is its key.",
@@ -102,10 +102,12 @@ def _without_key(target: Target, rows: pa.Table) -> Iterator[Refusal]:
     if target.key and CHANGE_TYPE in rows.column_names:
         unknown = unknown_changes(rows)
         if numbers := _numbers(unknown):
-            yield Refusal(numbers, f"A row for the table {target.sink} {without_change(rows, unknown)}.", SAY_A_CHANGE)
+            yield RefusedRows(
+                numbers, f"A row for the table {target.sink} {without_change(rows, unknown)}.", SAY_A_CHANGE
+            )
 
 
-def _beside_condition(target: Target, rows: pa.Table) -> Iterator[Refusal]:
+def _beside_condition(target: OutputTarget, rows: pa.Table) -> Iterator[RefusedRows]:
     """Yield rows that are not among those that they replace."""
     condition = target.where
     if condition is None:
@@ -118,7 +120,7 @@ def _beside_condition(target: Target, rows: pa.Table) -> Iterator[Refusal]:
             next="Write the condition so that it holds or not of each row; docs/how-to/sink-delta.md.",
         ) from error
     if others := int(rows.num_rows - holds.sum()):
-        yield Refusal(
+        yield RefusedRows(
             np.flatnonzero(~np.asarray(holds, bool)).tolist(),
             f"{counted(others, 'row')} for the table {target.sink} {agrees(others, 'does', 'do')} not satisfy "
             f"{condition}, whose rows are to be replaced.",

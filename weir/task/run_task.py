@@ -67,7 +67,7 @@ from weir.operators.base import event_time_of
 from weir.operators.compatibility import timers_left
 from weir.task.async_snapshot import AsyncSnapshot
 from weir.task.attempt_cache import Caching
-from weir.task.refusals import Target
+from weir.task.refusals import OutputTarget
 from weir.task.staged_output import StagedOutput
 from weir.timings import record_ms
 
@@ -114,7 +114,7 @@ class KeyedTask:
     storage: Storage
     work_dir: Path
     bases: Mapping[int, Snapshot | LocalSnapshot]
-    tables: Mapping[str, Target]
+    tables: Mapping[str, OutputTarget]
     channels: frozenset[str]
     event_time: str | None
     backend: str = DEFAULT

@@ -17,7 +17,7 @@ from state_ops.records.snapshot_files import CHANNEL, OUTPUT, StagedFile
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.stage_upload import channel_path
 from weir.definition import POSITIONS, ROW
-from weir.task.refusals import Refusal, Target, refusals
+from weir.task.refusals import OutputTarget, RefusedRows, refusals
 
 MOST_REFUSED = 10_000  # rows of an attempt of which it is told where they come from
 _MAX_PARTITIONS = 500  # of which an attempt may write rows, each to a file of its own
@@ -37,7 +37,7 @@ class StagedOutput:
     """
 
     def __init__(
-        self, attempt: Attempt, targets: Mapping[str, Target], channels: Collection[str], tracked: bool
+        self, attempt: Attempt, targets: Mapping[str, OutputTarget], channels: Collection[str], tracked: bool
     ) -> None:
         self._attempt, self._targets = attempt, targets
         self._channels, self._tracked = channels, tracked
@@ -46,7 +46,7 @@ class StagedOutput:
         self._rows: dict[str, int] = {}
         self._parts: dict[str, dict[str, tuple[str, int]]] = {}  # by output and partition: the local name, and rows
         self._rest: list[StagedFile] = []
-        self._refused: Refusal | None = None  # the first one
+        self._refused: RefusedRows | None = None  # the first one
         self._positions: dict[int, str] = {}  # of rows that are refused, with the reasons
 
     def write(self, output: str, table: pa.Table) -> None:
@@ -72,7 +72,7 @@ class StagedOutput:
                 return
         self._write(output, table)
 
-    def _refuse(self, target: Target | None, table: pa.Table, positions: pa.ChunkedArray | None) -> bool:
+    def _refuse(self, target: OutputTarget | None, table: pa.Table, positions: pa.ChunkedArray | None) -> bool:
         """Return whether rows are refused. Where they say where they come from, all of an attempt are gathered, for
         `check`. Else, and from one that says nothing on, raises RefusedError."""
         try:
@@ -93,7 +93,7 @@ class StagedOutput:
         if self._refused is not None:
             raise self._error(self._refused)
 
-    def _error(self, refusal: Refusal) -> RefusedError:
+    def _error(self, refusal: RefusedRows) -> RefusedError:
         error = RefusedError(refusal.what, where=self._where, next=refusal.next)
         error.positions = dict(self._positions)
         return error
@@ -102,7 +102,7 @@ class StagedOutput:
     def _where(self) -> str:
         return f"stage {self._attempt.operator}, epoch {self._attempt.epoch}"
 
-    def _write_parts(self, output: str, target: Target, table: pa.Table) -> None:
+    def _write_parts(self, output: str, target: OutputTarget, table: pa.Table) -> None:
         """Append each row to its partition's file. Rows of one partition keep their order."""
         parts = self._parts.setdefault(output, {})
         values = pl.from_arrow(table.select(target.partition_by))
@@ -119,7 +119,7 @@ class StagedOutput:
             self._writers[name].write_table(rows)
             parts[partition] = (name, before + rows.num_rows)
 
-    def _check_number(self, target: Target, parts: Mapping[str, object]) -> None:
+    def _check_number(self, target: OutputTarget, parts: Mapping[str, object]) -> None:
         if len(parts) >= _MAX_PARTITIONS:
             raise InputError(
                 f"Rows for the table {target.sink} have more than {_MAX_PARTITIONS} partitions in one subtask's epoch.",

@@ -49,7 +49,7 @@ from weir.sources.reader import SourceReader
 from weir.sources.slices import EpochPlan
 from weir.task.run_task import KeyedTask
 from weir.testing import instances
-from weir.testing.rows import GivenRows, Rows, Schema, canonical, table_of
+from weir.testing.rows import GivenSource, Rows, Schema, canonical, table_of
 
 FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)
 _SECONDS = 3600.0
@@ -101,7 +101,7 @@ class Epochs:
         )
         stages = pipeline.stages if isinstance(target, Pipeline) else (target,)
         self._sources = {
-            source.name: GivenRows(columns_of(source, schema), source, _reader(source, stages))
+            source.name: GivenSource(columns_of(source, schema), source, _reader(source, stages))
             for source in pipeline.sources
         }
         self.context = RunContext(

@@ -21,7 +21,7 @@ Schema = pa.Schema | Mapping[str, pa.DataType] | Mapping[str, pa.Schema] | None
 """The columns of every source, or those of each by its name; None: the first rows tell them."""
 
 
-class GivenRows:
+class GivenSource:
     """A source that hands out what a test gives it: each epoch's rows are a slice of one file.
 
     Args:

@@ -26,7 +26,7 @@ from state_ops.rows.aggregates import Agg
 from state_ops.rows.entry_buffer import after_prefix
 from state_ops.rows.epoch_fold import EpochFold
 from state_ops.rows.key_aggregation import merged
-from state_ops.rows.row_store import Rows, rows_of
+from state_ops.rows.row_store import RowStore, rows_of
 from state_ops.schema.descriptors import GROUP, MAP, MAP_STATE, Collection, checked
 from state_ops.schema.key_codec import (
     check_key_type,
@@ -51,7 +51,7 @@ NEXT = (
 
 _TAG, _VALUE, _SIGN = "__weir_tag", "__weir_value", "__weir_sign"
 
-NewFold = Callable[[Sequence[tuple[str, Agg]], Sequence[str], Rows, Sequence[pl.Expr]], EpochFold]
+NewFold = Callable[[Sequence[tuple[str, Agg]], Sequence[str], RowStore, Sequence[pl.Expr]], EpochFold]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class ValueCounts:
         self.values = values
         self._backend, self._kept, self._where, self._keys = backend, kept, where, keys
         self._columns = pa.schema([(_TAG, pa.int32()), *keys, (_VALUE, stored_key(kept.key))])
-        self._rows = Rows(backend, kept.schema, self._columns, MAP_STATE)
+        self._rows = RowStore(backend, kept.schema, self._columns, MAP_STATE)
         self._sums = ((kept.name, Agg("sum", _SIGN)),)
         self._by = [GROUP, *keys.names, _VALUE]
         self._fixed = [pl.lit(kept.tag, pl.Int32).alias(_TAG)]

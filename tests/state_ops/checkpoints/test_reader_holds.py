@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from state_ops.checkpoints import reader_holds, retention
-from state_ops.checkpoints.reader_holds import ReaderHold, Watcher
+from state_ops.checkpoints.reader_holds import HoldWatcher, ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import processes
 from state_ops.errors import FencedError, PrunedError, WeirError
@@ -153,7 +153,7 @@ def test_a_hold_of_a_process_that_is_gone_counts_no_more(keeper, storage):
 def test_a_hold_on_another_host_counts_while_its_counter_moves(keeper, storage, monkeypatch):
     with hold(keeper, first(keeper)) as held:
         monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-        watcher = Watcher()
+        watcher = HoldWatcher()
         assert len(watcher.live(storage, now=0.0)) == 1, "nobody knows yet, so it counts"
         assert len(watcher.live(storage, now=2.9 * LONG)) == 1
         held._write()
@@ -161,7 +161,7 @@ def test_a_hold_on_another_host_counts_while_its_counter_moves(keeper, storage, 
         assert len(watcher.live(storage, now=6.0 * LONG)) == 1
         assert watcher.live(storage, now=6.2 * LONG) == {}
         assert len(watcher.dead(storage, now=6.2 * LONG)) == 1
-        assert len(Watcher().live(storage, now=6.2 * LONG)) == 1, "another observer has not watched for long enough"
+        assert len(HoldWatcher().live(storage, now=6.2 * LONG)) == 1, "another observer has not watched for long enough"
 
 
 def test_a_hold_in_another_container_is_no_dead_process_of_this_one(keeper, storage, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_hold_in_another_container_is_no_dead_process_of_this_one(keeper, stor
     with held:
         held._held = replace(held._held, pid=2**22 + 1)
         held._write()
-        watcher = Watcher()
+        watcher = HoldWatcher()
         assert len(watcher.live(storage, now=0.0)) == len(watcher.live(storage, now=2.9 * LONG)) == 1
         assert watcher.live(storage, now=3.1 * LONG) == {}
 
@@ -179,7 +179,7 @@ def test_a_hold_in_another_container_is_no_dead_process_of_this_one(keeper, stor
 def test_case_37_a_clock_that_runs_backwards_ends_no_hold(keeper, storage, monkeypatch):
     with hold(keeper, first(keeper)):
         monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-        watcher = Watcher()
+        watcher = HoldWatcher()
         assert len(watcher.live(storage, now=1e9)) == 1
         assert len(watcher.live(storage, now=5.0)) == 1
         assert len(watcher.live(storage, now=5.0 + 2.9 * LONG)) == 1
@@ -278,7 +278,7 @@ def test_a_hold_that_cannot_be_read_keeps_everything_until_it_is_silent(keeper, 
     """Whose it is cannot be told: it may be of a restore that goes on, whose next beat writes it anew."""
     path = f"{reader_holds.HOLDS}/{'d' * 32}.json"
     keeper.storage.put_bytes(path, content)
-    watcher, gone = Watcher(), first(keeper)
+    watcher, gone = HoldWatcher(), first(keeper)
     assert list(watcher.live(keeper.storage, now=0)) == [path] and watcher.dead(keeper.storage, now=14) == []
     objects = keeper.objects()
     assert keeper.prune().drop == (gone.id,)

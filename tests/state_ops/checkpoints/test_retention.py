@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipelines.flights import pipeline
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.reader_holds import HoldWatcher
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.shared_state import reference_counts, unreferenced
 from state_ops.delta.fenced_table import FencedTable
@@ -35,7 +35,7 @@ class Keeper:
         self.storage, self.keep = storage, keep
         self.registry = Registry(storage, APP)
         self.generation = self.registry.take_over()
-        self.watcher = Watcher()
+        self.watcher = HoldWatcher()
 
     def commit(self, id: int, parent: int | None, files: Sequence[StateFile]) -> Checkpoint:
         for file in files:

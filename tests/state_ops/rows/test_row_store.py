@@ -22,7 +22,7 @@ from state_ops.keyed.keyed_state import VALUE_STATE, scan_values
 from state_ops.rows import row_store as rows_module
 from state_ops.rows.hash_table import CollisionError, HashedTable
 from state_ops.rows.resident_table import Residence
-from state_ops.rows.row_store import GROUP, Rows
+from state_ops.rows.row_store import GROUP, RowStore
 from state_ops.schema.key_codec import decode_keys
 from state_ops.schema.key_groups import key_groups, xxhash64
 from state_ops.schema.state_schema import StateSchema
@@ -43,11 +43,11 @@ def fields_of(values: list[tuple[int, str | None]]) -> pl.DataFrame:
     return pl.DataFrame(values, schema={"n": pl.Int64, "word": pl.String}, orient="row")
 
 
-def opened(backend, residence: Residence | None = None) -> Rows:
-    return Rows(backend, SCHEMA, KEYS, VALUE_STATE, residence)
+def opened(backend, residence: Residence | None = None) -> RowStore:
+    return RowStore(backend, SCHEMA, KEYS, VALUE_STATE, residence)
 
 
-def put(rows: Rows, entries: dict[tuple[str, int], tuple[int, str | None] | None], *, asked: bool = False) -> None:
+def put(rows: RowStore, entries: dict[tuple[str, int], tuple[int, str | None] | None], *, asked: bool = False) -> None:
     """asked: after a get of the very frame of keys, as operators do it."""
     frame = frame_of(list(entries))
     if asked:
@@ -57,7 +57,7 @@ def put(rows: Rows, entries: dict[tuple[str, int], tuple[int, str | None] | None
     rows.put(frame, fields_of(values), present)
 
 
-def got(rows: Rows, keys: list[tuple[str, int]]) -> list[tuple[int, str | None] | None]:
+def got(rows: RowStore, keys: list[tuple[str, int]]) -> list[tuple[int, str | None] | None]:
     stored, present = rows.get(frame_of(keys))
     assert all(row == (7, None) for row, here in zip(stored.rows(), present, strict=True) if not here)
     return [row if here else None for row, here in zip(stored.rows(), present, strict=True)]
@@ -101,7 +101,7 @@ def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(
         patch.setattr(rows_module, "_GET_KEYS", at_once)
         backend, model, epoch = MemoryBackend(), {}, 0
 
-        def next_epoch(source: Path | None) -> Rows:
+        def next_epoch(source: Path | None) -> RowStore:
             target = Path(scratch, str(epoch))
             target.mkdir()
             return opened(backend, Residence(source, target, most_bytes, range(GROUPS), fresh=epoch == 0))
@@ -274,7 +274,7 @@ def test_a_resident_table_that_is_not_what_was_left_is_not_used(tmp_path, damage
         table.unlink()
     changed = StateSchema.build([("n", pa.int64(), False, 8), ("word", pa.string(), True, None)])
     schema = SCHEMA if damage != "other schema" else changed
-    rows = Rows(backend, schema, KEYS, VALUE_STATE, Residence(left, tmp_path, ROOMY, range(GROUPS)))
+    rows = RowStore(backend, schema, KEYS, VALUE_STATE, Residence(left, tmp_path, ROOMY, range(GROUPS)))
     rows.get(frame_of([]))
     assert rows._resident is None
     if schema is SCHEMA:
@@ -375,7 +375,7 @@ def test_numbers_are_written_in_the_order_of_their_encoded_keys():
     frame = pl.DataFrame([pl.Series(GROUP, key_groups(columns, GROUPS)), *map(pl.from_arrow, columns)])
     frame.columns = [GROUP, *keys.names]
     backend = Counting()
-    rows = Rows(backend, SCHEMA, keys, VALUE_STATE)
+    rows = RowStore(backend, SCHEMA, keys, VALUE_STATE)
     rows.put(frame, fields_of([(1, None)] * len(frame)), np.ones(len(frame), bool))
     rows.barrier()
     assert backend.wrote == [sorted(backend.wrote[0])]

@@ -32,7 +32,7 @@ from tests.weir.gates.test_gates import between, gated
 from tests.weir.operators.functions.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
 from weir.cli import metrics, restore
 from weir.cli.prometheus import Exporter, samples
-from weir.cli.watching.pipeline_look import Look, Watched
+from weir.cli.watching.pipeline_look import PipelineLook, Watched
 from weir.epoch import steps
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import drill
@@ -311,7 +311,7 @@ def test_nothing_is_noted_where_nothing_has_ever_run(bank: Bank):
 def test_the_state_cache(tmp_path: Path):
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {"totals": {"l1": 100}})
     reports = list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
-    look = Look(60.0, None, False, 1, [reports[-1].checkpoint])
+    look = PipelineLook(60.0, None, False, 1, [reports[-1].checkpoint])
     values = {(name, *labels): value for name, labels, value in samples(look)}
     assert values["weir_cache_hits_total", "totals", "l1"] == 16 and values["weir_cache_misses_total", "totals"] == 8
     assert values["weir_cache_writes_total", "totals", "flushed"] == 24

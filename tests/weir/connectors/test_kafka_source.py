@@ -23,7 +23,7 @@ from weir.connectors.kafka.sink import KafkaSink
 from weir.connectors.kafka.source import KafkaSource
 from weir.connectors.source import Limits, Opening, Planned, Rejected
 from weir.settings.configuration import EpochSettings
-from weir.sources.connector_reader import PartsReader
+from weir.sources.connector_reader import ConnectorReader
 from weir.sources.landed_files import LandedFiles
 
 ALL = Limits(1000, 1 << 40, 1 << 50)
@@ -100,7 +100,7 @@ def test_a_range_of_aborted_messages_alone_has_no_rows(kafka):
 def test_marks_and_aborted_messages_alone_are_no_rows_that_wait(kafka, tmp_path):
     topic = kafka.create()
     landed = LandedFiles(str(tmp_path), "s", None, tmp_path)
-    reader = PartsReader(source(kafka, topic), lambda: Opening("p", str, {}), landed)
+    reader = ConnectorReader(source(kafka, topic), lambda: Opening("p", str, {}), landed)
     producer = kafka.transactional(topic)
     for _ in range(2):
         producer.begin_transaction()

@@ -42,7 +42,7 @@ from weir import (
 from weir.dagster import checks, names
 from weir.dagster.factory import weir_definitions
 from weir.definition.fingerprint import fingerprint_of_stage
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.settings.configuration import PROJECT, Settings, load
 
 PROBE = """
@@ -223,7 +223,7 @@ def test_a_source_may_have_any_name_that_is_no_other_sources(tmp_path):
 def test_a_verdict_that_an_earlier_release_has_recorded_is_shown():
     gate = expect("ExpectColumnValuesToNotBeNull", column="n")
     stage = replace(counting("counts"), gates=(gate,))
-    before = Verdict("counts", "ExpectColumnValuesToNotBeNull(column='n')", False, 3, 1, (None,))
+    before = GateVerdict("counts", "ExpectColumnValuesToNotBeNull(column='n')", False, 3, 1, (None,))
     (shown,) = checks.of_gates(Pipeline("other", (stage,)), stage, [before])
     assert not shown.passed and shown.description.startswith("1 of 3 rows, e.g. null; the epoch is declined")
 

@@ -179,7 +179,7 @@ def books_html(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFr
 
 
 @pytest.fixture
-def hostile(tmp_path) -> data_docs.Report:
+def hostile(tmp_path) -> data_docs.DataDocs:
     """Pages about rows of which a value, a key and the name of a column are HTML."""
     asked = [
         expect("ExpectColumnValuesToBeInSet", column="id", value_set=["ok", SCRIPT], on_failure="warn"),

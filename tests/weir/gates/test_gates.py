@@ -21,7 +21,7 @@ from weir.cli.status import status_of
 from weir.definition import Gate
 from weir.execution.in_process import InMemoryExecutor
 from weir.gates import epoch_gates, evaluation
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.run.run import open_storage
 from weir.run.sensor import observe
 from weir.settings import configuration as settings
@@ -106,7 +106,7 @@ def test_a_gates_title_has_its_arguments_as_json_and_what_checkpoints_of_before_
 
 
 def test_a_verdict_says_values_as_json():
-    failed = Verdict("s", "g", False, 1200, 0, ({"quantiles": [0.5], "values": [None]},))
+    failed = GateVerdict("s", "g", False, 1200, 0, ({"quantiles": [0.5], "values": [None]},))
     assert str(failed) == 'g: found {"quantiles": [0.5], "values": [null]}, in 1,200 rows'
     assert str(replace(failed, sample=())) == "g: found something else, in 1,200 rows"
     assert replace(failed, unexpected=1100, sample=("it's",)).outcome == '1,100 of 1,200 rows, e.g. "it\'s"'
@@ -130,8 +130,10 @@ def test_a_sample_says_whose_rows_it_shows():
     assert str(verdict).endswith('4 of 8 rows, e.g. 30 (k = "c"), 50 (k = "e"), 70 (k = "g")')
     assert mean.keys == () and not mean.passed
     recorded = verdict.to_dict()
-    assert evaluation.Verdict.from_dict("s", recorded).keys == verdict.keys
-    assert evaluation.Verdict.from_dict("s", {name: recorded[name] for name in recorded if name != "keys"}).keys == ()
+    assert evaluation.GateVerdict.from_dict("s", recorded).keys == verdict.keys
+    assert (
+        evaluation.GateVerdict.from_dict("s", {name: recorded[name] for name in recorded if name != "keys"}).keys == ()
+    )
 
 
 @pytest.mark.parametrize(

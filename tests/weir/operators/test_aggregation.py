@@ -14,7 +14,7 @@ import pytest
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
 from state_ops.rows import key_aggregation
-from state_ops.rows.row_store import Rows
+from state_ops.rows.row_store import RowStore
 from state_ops.rows.spill import Spill
 from tests.tools.sampling import sampled
 from weir import Pipeline, Stage, agg, aggregate, delta, files, testing, window
@@ -212,8 +212,8 @@ def test_a_key_whose_rows_do_not_fit_into_memory_is_read_once(monkeypatch):
     monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 40)
     monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0)
     asked: list[str] = []
-    get = Rows.get
-    monkeypatch.setattr(Rows, "get", lambda self, keys: (asked.extend(keys["k"]), get(self, keys))[1])
+    get = RowStore.get
+    monkeypatch.setattr(RowStore, "get", lambda self, keys: (asked.extend(keys["k"]), get(self, keys))[1])
     added: list[int] = []
     add = Spill.add
     monkeypatch.setattr(Spill, "add", lambda self, rows: (added.append(len(rows)), add(self, rows))[1])

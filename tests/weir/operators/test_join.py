@@ -26,7 +26,7 @@ from weir.inspection import state_reader
 from weir.operations.plan import plan
 from weir.operators.joins import JOINS
 from weir.run.run import RunOptions, run
-from weir.testing.rows import GivenRows
+from weir.testing.rows import GivenSource
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
@@ -461,8 +461,8 @@ def test_a_key_may_be_called_like_what_state_has_of_either_side(key, made, tmp_p
 
 
 def test_rows_that_a_join_hands_out_later_are_not_late_behind_it_where_its_job_alone_tells_event_times(monkeypatch):
-    planned = GivenRows.plan
-    monkeypatch.setattr(GivenRows, "plan", lambda *given: replace(planned(*given), newest=None))
+    planned = GivenSource.plan
+    monkeypatch.setattr(GivenSource, "plan", lambda *given: replace(planned(*given), newest=None))
     orders, payments = sources()
     joined = join("paid", orders, payments, on={"id": "order"}, within=("-30s", "30s"), how="left")
     counted = window("counted", joined, key="what", on="at", every="10s", n=agg.count(), sink=delta.append("counted"))

@@ -58,7 +58,7 @@ def cramped(few: bool) -> ExitStack:
             stack.enter_context(mock.patch.object(operator, name, value))
         stack.enter_context(mock.patch.object(row_store, "_PENDING_BYTES", 1))
         stack.enter_context(mock.patch.object(Residence, "load", lambda *_: None))
-        stack.enter_context(mock.patch.object(row_store.Rows, "_worth_a_scan", lambda *_: False))
+        stack.enter_context(mock.patch.object(row_store.RowStore, "_worth_a_scan", lambda *_: False))
     return stack
 
 

@@ -16,7 +16,7 @@ from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.resident_table import Residence
-from state_ops.rows.row_store import Rows
+from state_ops.rows.row_store import RowStore
 from tests.tools.sampling import sampled
 from weir import Stage, agg, delta, files, testing, window
 from weir.definition import Progress
@@ -45,7 +45,7 @@ def bounds(frame: pl.DataFrame) -> list[tuple]:
 
 def nothing_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Residence, "load", lambda *_: None)
-    monkeypatch.setattr(Rows, "_worth_a_scan", lambda *_: False)
+    monkeypatch.setattr(RowStore, "_worth_a_scan", lambda *_: False)
 
 
 def counted(**arguments) -> Stage:
@@ -190,8 +190,8 @@ def test_windows_that_state_does_not_have_are_not_looked_up_key_by_key(monkeypat
     nothing_is_resident(monkeypatch)
     monkeypatch.setattr(windows, "_ROWS_PER_LOOK", 0)
     asked: list[int] = []
-    get = Rows.get
-    monkeypatch.setattr(Rows, "get", lambda self, keys: (asked.append(len(keys)), get(self, keys))[1])
+    get = RowStore.get
+    monkeypatch.setattr(RowStore, "get", lambda self, keys: (asked.append(len(keys)), get(self, keys))[1])
     run = testing.run(counted(every="10m"))
     run.epoch([at(1, f"k{key}") for key in range(50)])
     assert asked == []

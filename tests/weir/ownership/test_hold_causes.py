@@ -33,7 +33,7 @@ from weir.operations.forks import branched, fork
 from weir.ownership import hold_causes
 from weir.ownership.pipeline_storage import open_storage
 from weir.run.run import RunOptions, run
-from weir.run.sensor import Action, Memory, Sight, decide, observe
+from weir.run.sensor import Action, SensorMemory, Sight, decide, observe
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def seen(bank: Bank) -> Sight:
 
 def ticks(bank: Bank, count: int) -> list[Action]:
     """What so many ticks of a sensor ask for, if no run comes of it."""
-    memory, asked = Memory(), []
+    memory, asked = SensorMemory(), []
     for _ in range(count):
         decision = decide(seen(bank), memory, 0)
         memory = decision.memory
@@ -99,7 +99,7 @@ def held_by_damage(bank: Bank) -> Path:
 def test_sensors_wait_and_name_error_and_file_first(bank, weir, causes, error):
     file = causes(bank)
     assert set(ticks(bank, 40)) == {Action.WAIT}
-    reason = decide(seen(bank), Memory(), 0).reason
+    reason = decide(seen(bank), SensorMemory(), 0).reason
     assert reason.startswith(f"held: {error}, {file}")
     assert "weir run" in reason and "goes on by itself" in reason
 
@@ -184,7 +184,7 @@ def test_rows_that_no_epoch_can_read_hold_with_the_files_that_it_had_read(bank):
     pq.write_table(rows, bank.site.landing / "00003.parquet")
     with pytest.raises(InputError, match="has no 'id'"):
         bank.epochs()
-    reason = decide(seen(bank), Memory(), 0).reason
+    reason = decide(seen(bank), SensorMemory(), 0).reason
     assert reason.startswith("held: InputError, stage accounts") and "00003.parquet" in reason
     assert ticks(bank, 3) == [Action.WAIT] * 3
     (bank.site.landing / "00003.parquet").unlink()
@@ -344,9 +344,9 @@ def test_a_coordinator_that_died_after_the_hold_is_restored(bank):
     held_by_a_file(bank)
     sight = seen(bank)
     died = replace(sight, alive=False, holder=replace(sight.holder, stopped=False))
-    assert decide(died, Memory(), 0).action is Action.WAIT, "it died while it noted the hold"
+    assert decide(died, SensorMemory(), 0).action is Action.WAIT, "it died while it noted the hold"
     later = replace(died, holder=replace(died.holder, generation=sight.holder.generation + 1), held_since=False)
-    assert decide(later, Memory(), 0).action is Action.RESTORE
+    assert decide(later, SensorMemory(), 0).action is Action.RESTORE
 
 
 def test_notes_of_earlier_releases_are_those_of_gates(bank):
@@ -362,4 +362,4 @@ def test_notes_of_earlier_releases_are_those_of_gates(bank):
     storage.put_bytes(gate_hold.PATH, json.dumps(written).encode())
     note = gate_hold.read(storage, head.id if (head := registry.head()) else None)
     assert note is not None and note.error == "GateError"
-    assert decide(seen(bank), Memory(), 0).reason.startswith("held: A gate.")
+    assert decide(seen(bank), SensorMemory(), 0).reason.startswith("held: A gate.")

@@ -14,9 +14,9 @@ from weir.run.next_action import (
     CarryOut,
     End,
     GoOn,
-    Look,
     LookAround,
-    Memory,
+    Observation,
+    RunMemory,
     RunOptions,
     Situation,
     Sleep,
@@ -42,7 +42,7 @@ NAME, PRUNE = Request("savepoint", savepoint="v1", name="n"), Request("upkeep", 
 STOP, DRAIN = Request("stop", name="stop"), Request("stop", drain=True, name="drain")
 NAMING = Request("stop", savepoint="v1", name="naming")
 PLAN = EpochPlan(Trigger.MANUAL, "", {})
-CAUGHT_UP = Memory(catching_up=False)
+CAUGHT_UP = RunMemory(catching_up=False)
 
 IDLE = Situation(
     RunOptions(),
@@ -53,13 +53,13 @@ IDLE = Situation(
     due=due,
     empty=True,
     has_room=True,
-    look=Look(),
+    look=Observation(),
 )
 BUSY = replace(IDLE, empty=False)
 
 
 def looked(at: Situation, *asked: Request, waiting: frozenset = frozenset(), **changes) -> Situation:
-    return replace(at, look=Look(asked, waiting), **changes)
+    return replace(at, look=Observation(asked, waiting), **changes)
 
 
 TABLE = {
@@ -120,19 +120,19 @@ TABLE = {
 @pytest.mark.parametrize("case", TABLE)
 def test_the_next_action(case):
     situation, action = TABLE[case]
-    assert next_action(situation, Memory())[0] == action
+    assert next_action(situation, RunMemory())[0] == action
 
 
 def test_who_has_caught_up_waits_for_a_request_and_catches_up_no_more():
     assert next_action(looked(IDLE, waiting=ONE), CAUGHT_UP)[0] == Sleep()
-    _, memory = next_action(IDLE, Memory())
-    assert memory == Memory(catching_up=False, idle_since=100.0)
-    _, memory = next_action(looked(IDLE, waiting=ONE, due=never), Memory())
+    _, memory = next_action(IDLE, RunMemory())
+    assert memory == RunMemory(catching_up=False, idle_since=100.0)
+    _, memory = next_action(looked(IDLE, waiting=ONE, due=never), RunMemory())
     assert memory.catching_up, "files still wait"
 
 
 def test_who_waits_for_a_slower_source_still_catches_up():
-    assert next_action(looked(IDLE, waiting=ONE, still=frozenset({"landing"})), Memory())[1].catching_up
+    assert next_action(looked(IDLE, waiting=ONE, still=frozenset({"landing"})), RunMemory())[1].catching_up
 
 
 def test_rows_between_stages_go_on_without_a_slice_when_no_epoch_is_due():
@@ -142,7 +142,7 @@ def test_rows_between_stages_go_on_without_a_slice_when_no_epoch_is_due():
 
 def test_a_run_lingers_since_it_had_nothing_to_do_and_anew_after_an_epoch():
     options = RunOptions(until_caught_up=True, linger_seconds=5)
-    action, memory = next_action(replace(IDLE, options=options), Memory())
+    action, memory = next_action(replace(IDLE, options=options), RunMemory())
     assert action == Sleep() and memory.idle_since == 100.0
     assert next_action(replace(IDLE, options=options, now=104.9), memory)[0] == Sleep()
     assert next_action(replace(IDLE, options=options, now=105.0), memory)[0] == End()
@@ -150,8 +150,8 @@ def test_a_run_lingers_since_it_had_nothing_to_do_and_anew_after_an_epoch():
 
 
 def test_a_drain_reads_what_had_arrived_when_it_was_asked_for_and_no_more():
-    asked = replace(IDLE, look=Look((DRAIN,), ONE, frozenset({OTHER})))
-    _, memory = next_action(asked, Memory())
+    asked = replace(IDLE, look=Observation((DRAIN,), ONE, frozenset({OTHER})))
+    _, memory = next_action(asked, RunMemory())
     assert memory.to_drain == BOTH, "what epochs in flight read may fall, and is read again then"
     late = looked(IDLE, DRAIN, waiting=frozenset({("landing", "late")}))
     assert next_action(late, memory) == (End(DRAIN, "weir stop --drain"), memory)

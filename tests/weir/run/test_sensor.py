@@ -12,7 +12,7 @@ from state_ops.coordination.lease import Lease
 from state_ops.coordination.suspension import Suspension
 from tests.recovery.small import Bank, until
 from weir.execution.in_process import InMemoryExecutor
-from weir.run.sensor import Action, Decision, Memory, Sight, ask, decide, observe
+from weir.run.sensor import Action, Decision, SensorMemory, Sight, ask, decide, observe
 
 HOLDER = Lease(
     generation=3,
@@ -37,8 +37,8 @@ def ended(outcome: str, **changes) -> Sight:
     return replace(DEAD, holder=replace(HOLDER, stopped=True, outcome=outcome), **changes)
 
 
-def tick(sight: Sight, memory: Memory | None = None, *, max_lag: int = 0, now: float = 100.0) -> Decision:
-    return decide(sight, memory or Memory(), max_lag, observer="here", now=now)
+def tick(sight: Sight, memory: SensorMemory | None = None, *, max_lag: int = 0, now: float = 100.0) -> Decision:
+    return decide(sight, memory or SensorMemory(), max_lag, observer="here", now=now)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_death_is_work_even_if_no_file_waits_and_its_restore_failed():
 
 
 def test_a_sensor_that_lost_its_cursor_asks_under_the_same_key():
-    assert tick(DEAD).key == tick(DEAD, Memory(tick=50)).key
+    assert tick(DEAD).key == tick(DEAD, SensorMemory(tick=50)).key
 
 
 def test_a_run_whose_process_is_gone_is_named_and_does_not_block_its_successor():
@@ -141,7 +141,7 @@ def test_a_living_or_stopped_coordinators_run_is_never_called_gone():
 
 
 def test_runs_that_bring_no_checkpoint_are_asked_for_ever_more_rarely_but_never_given_up():
-    sight, memory, asked, keys = replace(STOPPED, waiting=2), Memory(), [], set()
+    sight, memory, asked, keys = replace(STOPPED, waiting=2), SensorMemory(), [], set()
     for number in range(1, 140):
         decision = tick(sight, memory)
         memory = decision.memory
@@ -153,7 +153,7 @@ def test_runs_that_bring_no_checkpoint_are_asked_for_ever_more_rarely_but_never_
 
 
 def test_a_death_that_a_restore_did_not_mend_is_asked_about_ever_more_rarely():
-    sight, memory, asked = replace(DEAD, waiting=2), Memory(), []
+    sight, memory, asked = replace(DEAD, waiting=2), SensorMemory(), []
     for number in range(1, 40):
         decision = tick(sight, memory)
         memory = decision.memory
@@ -163,7 +163,7 @@ def test_a_death_that_a_restore_did_not_mend_is_asked_about_ever_more_rarely():
 
 
 def test_a_cursor_of_another_release_is_understood():
-    assert Memory.from_json('{"tick": 7, "something_new": 1}') == Memory(tick=7)
+    assert SensorMemory.from_json('{"tick": 7, "something_new": 1}') == SensorMemory(tick=7)
 
 
 def test_a_checkpoint_ends_the_pause():
@@ -193,9 +193,9 @@ def test_clocks_of_two_observers_or_two_boots_are_not_compared():
 
 def test_the_cursor_survives_a_round_trip_and_ticks_are_counted():
     memory = tick(DEAD).memory
-    assert Memory.from_json(memory.to_json()) == memory
-    assert tick(DEAD, Memory.from_json(memory.to_json())).memory.tick == 2
-    assert Memory.from_json(None) == Memory()
+    assert SensorMemory.from_json(memory.to_json()) == memory
+    assert tick(DEAD, SensorMemory.from_json(memory.to_json())).memory.tick == 2
+    assert SensorMemory.from_json(None) == SensorMemory()
 
 
 class Halting(InMemoryExecutor):
@@ -217,7 +217,7 @@ def test_a_coordinator_that_starts_is_not_said_to_miss_its_barrier(tmp_path):
 
     def reason() -> str:
         sight = observe(site.pipeline, site.settings)
-        decision = decide(sight, Memory(), 0)
+        decision = decide(sight, SensorMemory(), 0)
         if decision.action is Action.BARRIER:
             ask(site.pipeline, site.settings, decision)
         return decision.reason

@@ -64,7 +64,7 @@ def committed(bank: Bank, options: RunOptions) -> list[int]:
 
 def ticked(bank: Bank) -> sensor.Decision:
     sight = sensor.observe(bank.site.pipeline, bank.site.settings)
-    return sensor.decide(sight, sensor.Memory(), bank.site.settings.dagster.max_lag_files)
+    return sensor.decide(sight, sensor.SensorMemory(), bank.site.settings.dagster.max_lag_files)
 
 
 ENDINGS = {

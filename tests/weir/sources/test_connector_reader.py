@@ -32,7 +32,7 @@ from tests.weir.sources.partitions import NOON, Partitions, PartitionsSource, pu
 from weir import Pipeline, agg, aggregate, chain, delta, window
 from weir.cli import running, status
 from weir.cli.prometheus import samples
-from weir.cli.watching.pipeline_look import Look
+from weir.cli.watching.pipeline_look import PipelineLook
 from weir.dagster import checks
 from weir.dagster.metadata import Tally, of_epochs, of_run
 from weir.execution.in_process import InMemoryExecutor
@@ -44,7 +44,7 @@ from weir.restore import rewind, seek
 from weir.run import fsck, maintenance, progress, sensor
 from weir.run.run import RunOptions, run
 from weir.sources import positions
-from weir.sources.connector_reader import PartsReader
+from weir.sources.connector_reader import ConnectorReader
 from weir.sources.reader import SourceReader
 from weir.sources.slices import LeftOut
 
@@ -279,7 +279,7 @@ def test_bad_rows_go_to_the_quarantine_table_of_each_stage_or_fail_the_epoch(tmp
     (last,) = epochs(site, drain=True)
     facts = status.status_of(site.pipeline, site.settings)
     assert facts["rows_quarantined"] == facts["last_checkpoint"]["totals"]["rows_quarantined"] == 2
-    look = Look(60, retained=[last.checkpoint])
+    look = PipelineLook(60, retained=[last.checkpoint])
     assert ("weir_rows_quarantined_total", (), 2.0) in samples(look)
 
     failing = site_of(tmp_path / "failing")
@@ -295,7 +295,7 @@ def test_checks_count_what_waits_in_the_sources_unit(tmp_path):
         assert check.description and check.description.startswith("2 rows are waiting")
         assert check.metadata["rows waiting in clicks"].value == 2
     assert "nobody has watched for how long" in (checks.on_time(site.pipeline, site.settings).description or "")
-    decision = sensor.decide(sensor.observe(site.pipeline, site.settings), sensor.Memory(), 0)
+    decision = sensor.decide(sensor.observe(site.pipeline, site.settings), sensor.SensorMemory(), 0)
     assert decision.reason == "2 rows new"
 
 
@@ -579,9 +579,9 @@ def test_before_the_first_checkpoint_a_source_stands_where_it_began(tmp_path):
 def test_where_nobody_knows_any_more_where_a_source_began_it_is_refused(tmp_path, monkeypatch):
     site = site_of(tmp_path)
     put(site.landing, "p", *(row("a", n, n) for n in range(5)))
-    advance = PartsReader.advance
+    advance = ConnectorReader.advance
     earlier = lambda *asked: {k: v for k, v in advance(*asked).items() if k != "began"}  # noqa: E731
-    monkeypatch.setattr(PartsReader, "advance", earlier)
+    monkeypatch.setattr(ConnectorReader, "advance", earlier)
     epochs(site)
     with pytest.raises(ConfigurationError, match=r"Nobody knows any more where .* clicks began to be read"):
         maintenance.rewind(site.pipeline, site.settings, 0)
@@ -689,7 +689,9 @@ def test_status_and_sensors_say_that_a_source_cannot_be_looked_at_and_show_the_r
     assert f"not known in partitions clicks: {reason}" in dict(status._lines("clicks", facts))["waiting"]
     assert sensor.observe(there.pipeline, there.settings).unreachable == (reason,)
     assert backlog.observed(there.pipeline, there.settings, head(there)) == {"clicks": {"not known": reason}}
-    look = Look(60, retained=[head(there)], arrived=backlog.arrivals(there.pipeline, there.settings, head(there)))
+    look = PipelineLook(
+        60, retained=[head(there)], arrived=backlog.arrivals(there.pipeline, there.settings, head(there))
+    )
     exported = [sample for sample in samples(look) if sample[0].startswith(("weir_source", "weir_checkpoint_id"))]
     assert exported == [("weir_source_up", ("clicks",), 0.0), ("weir_checkpoint_id", (), 1.0)]
 

@@ -14,7 +14,7 @@ from state_ops.outputs import MAIN
 from state_ops.records.checkpoint import EPOCH, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import STATE, StateFile
-from weir.cli.watching.pipeline_look import Look
+from weir.cli.watching.pipeline_look import PipelineLook
 from weir.definition import Pipeline
 from weir.sources.positions import Arrivals
 from weir.timings import bottleneck
@@ -148,7 +148,7 @@ def growth_per_hour(epochs: Sequence[EpochFigures]) -> float | None:
     return (epochs[-1].bytes_total - epochs[0].bytes_total) * 3600 / passed
 
 
-def restarts(epochs: Sequence[EpochFigures], look: Look) -> int:
+def restarts(epochs: Sequence[EpochFigures], look: PipelineLook) -> int:
     """Count the coordinators that have followed one another since the oldest known epoch."""
     generations = [epoch.generation for epoch in epochs]
     if look.holder is not None:
@@ -269,7 +269,7 @@ class SinkFigures:
         return {**asdict(self), "published_at": self.published_at.isoformat() if self.published_at else None}
 
 
-def of_sinks(look: Look, pipeline: Pipeline) -> list[SinkFigures]:
+def of_sinks(look: PipelineLook, pipeline: Pipeline) -> list[SinkFigures]:
     """Return the figures of a pipeline's sinks."""
     published = {row.sink: row.published_at for row in sorted(look.publications, key=lambda row: row.checkpoint_id)}
     lacking = [sink for _, sink in look.unpublished]

@@ -12,7 +12,7 @@ from state_ops.errors import ConfigurationError, TransientError, WeirError
 from state_ops.records.pins import SAVEPOINT
 from weir.cli.watching import figures
 from weir.cli.watching.figures import EpochFigures, SinkFigures, StageFigures
-from weir.cli.watching.pipeline_look import Look, Looks, Outcome, Watched
+from weir.cli.watching.pipeline_look import Looks, Outcome, PipelineLook, Watched
 from weir.cli.watching.problems import Problem, last_failure, problems, unreadable
 from weir.settings.configuration import Settings, load
 
@@ -32,7 +32,7 @@ class Row:
     """
 
     name: str
-    look: Look | None = None
+    look: PipelineLook | None = None
     seen_at: float = 0.0
     epochs: list[EpochFigures] = field(default_factory=list)
     stages: list[StageFigures] = field(default_factory=list)

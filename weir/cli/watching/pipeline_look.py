@@ -18,9 +18,9 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, publishing_refused, restore_progress, results, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
-from state_ops.coordination.publishing_refused import Refused
+from state_ops.coordination.publishing_refused import RefusedPublication
 from state_ops.coordination.restore_progress import Restoring
-from state_ops.coordination.results import Checked, Drilled
+from state_ops.coordination.results import Checked, RecordedDrill
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import PrunedError
 from state_ops.ids import CheckpointId
@@ -44,7 +44,7 @@ _AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PipelineLook:
     """The facts that were read of one pipeline.
 
     Attributes:
@@ -84,10 +84,10 @@ class Look:
     silent_seconds: float = 0.0
     files: Sequence[StateFile] = ()
     checked: Sequence[Checked] = ()
-    drilled: Drilled | None = None
+    drilled: RecordedDrill | None = None
     fsck_scheduled: bool = False
     drill_scheduled: bool = False
-    refused: Mapping[str, Refused] = field(default_factory=dict)
+    refused: Mapping[str, RefusedPublication] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -146,13 +146,13 @@ class Watched:
         self._beat: tuple[int, int] | None = None
         self._since, self._has_moved = 0.0, False
         self._slow: tuple[Mapping[str, Arrivals], Mapping[str, str], Restored | None] = ({}, {}, None)
-        self._results: tuple[Sequence[Checked], Drilled | None] = ((), None)
+        self._results: tuple[Sequence[Checked], RecordedDrill | None] = ((), None)
         self._rests_until = self._results_rest_until = 0.0
         self.with_files = False
         self._files: tuple[str, Sequence[StateFile]] = ("", ())
         self._files_at = float("-inf")
 
-    def look(self, now: Callable[[], float] = time.monotonic) -> Look:
+    def look(self, now: Callable[[], float] = time.monotonic) -> PipelineLook:
         """Read the pipeline's storage. After an error, which is raised, the next call opens everything anew."""
         try:
             return self._look(now())
@@ -168,7 +168,7 @@ class Watched:
             self._rests_until = self._results_rest_until = 0.0
         return self.opened
 
-    def _look(self, now: float) -> Look:
+    def _look(self, now: float) -> PipelineLook:
         opened = self.open()
         holder, retained = _read(opened)
         if (
@@ -189,7 +189,7 @@ class Watched:
             self._results_rest_until = now + _RESULTS_SECONDS if self._closely else 0.0
         checked, drilled = self._results
         publications = registry.publications()
-        return Look(
+        return PipelineLook(
             interval=self.settings.of(self.name).checkpoints.interval_seconds,
             holder=holder,
             alive=self._alive(holder, now),
@@ -268,7 +268,7 @@ class Outcome:
         seconds: How long it took.
     """
 
-    look: Look | None
+    look: PipelineLook | None
     opened: Opened | None
     error: Exception | None
     seconds: float

@@ -16,7 +16,7 @@ from state_ops.errors import DISK_FULL, WeirError, page_about, plainly
 from state_ops.moments import to_the_second
 from state_ops.records.checkpoint import EPOCH, ROWS_LOST
 from weir.cli.watching.figures import EpochFigures, ago, number_waiting, restarts, size, waiting
-from weir.cli.watching.pipeline_look import Look
+from weir.cli.watching.pipeline_look import PipelineLook
 
 WRONG, LOOK, NOTE = "wrong", "look", "note"
 """Somebody has to act; somebody should look; it is good to know."""
@@ -71,7 +71,7 @@ def _page_of(error: WeirError) -> str | None:
     return _BY_ERROR.get(name, page_about(error) if name in ("TransientError", "DiskFullError") else None)
 
 
-def problems(name: str, look: Look, epochs: Sequence[EpochFigures]) -> list[Problem]:
+def problems(name: str, look: PipelineLook, epochs: Sequence[EpochFigures]) -> list[Problem]:
     """Return what is wrong with a pipeline, the worst first.
 
     Args:
@@ -88,7 +88,7 @@ def problems(name: str, look: Look, epochs: Sequence[EpochFigures]) -> list[Prob
     return sorted(listed, key=lambda problem: _ORDER.index(problem.severity))
 
 
-def _holds(look: Look) -> Iterator[Problem]:
+def _holds(look: PipelineLook) -> Iterator[Problem]:
     if look.hold is not None:
         first, _, rest = look.hold.message.partition("\n")
         advice = rest.partition("next:")[2].strip().replace("\n", " ")
@@ -110,7 +110,7 @@ def _holds(look: Look) -> Iterator[Problem]:
         yield Problem(NOTE, what, "", "docs/how-to/sources.md")
 
 
-def _who_runs(name: str, look: Look) -> Iterator[Problem]:
+def _who_runs(name: str, look: PipelineLook) -> Iterator[Problem]:
     holder, waits = look.holder, number_waiting(look.arrived)
     if look.suspended is not None:
         yield Problem(
@@ -148,7 +148,7 @@ def _who_runs(name: str, look: Look) -> Iterator[Problem]:
         yield Problem(NOTE, f"state is being fetched for {fetch.purpose}: {progress}")
 
 
-def _waits(look: Look) -> str:
+def _waits(look: PipelineLook) -> str:
     return f"{waiting(look.arrived)} {agrees(number_waiting(look.arrived), 'waits', 'wait')}"
 
 
@@ -173,7 +173,7 @@ def last_failure(holder: Lease | None) -> dict[str, Any] | None:
     return holder.failures[-1] if holder is not None and holder.failures else None
 
 
-def _epochs(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[Problem]:
+def _epochs(name: str, look: PipelineLook, epochs: Sequence[EpochFigures]) -> Iterator[Problem]:
     newest = [epoch for epoch in epochs if epoch.kind == EPOCH]
     age = (look.at - newest[-1].completed_at).total_seconds() if newest else None
     limit = max(_OVERDUE_SECONDS, _OVERDUE_INTERVALS * look.interval)
@@ -209,7 +209,7 @@ def _epochs(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[P
         )
 
 
-def _storage(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[Problem]:
+def _storage(name: str, look: PipelineLook, epochs: Sequence[EpochFigures]) -> Iterator[Problem]:
     behind = {sink: id for id, sink in reversed(look.unpublished)}  # with the oldest checkpoint that it lacks
     if behind and look.alive is False:
         died = look.holder is not None and not look.holder.stopped  # then its successor publishes them, as ever
@@ -238,13 +238,13 @@ def _storage(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[
         )
 
 
-def _lacking(look: Look, sink: str, since: int) -> str:
+def _lacking(look: PipelineLook, sink: str, since: int) -> str:
     refused = look.refused.get(sink)
     why = f": {refused.why}" if refused is not None else ""
     return f"{sink} since checkpoint {since}{why}"
 
 
-def _results(name: str, look: Look) -> Iterator[Problem]:
+def _results(name: str, look: PipelineLook) -> Iterator[Problem]:
     """Return the problems that the last checks and the last drill have found. Damaged objects that a drill found are
     said of its restore."""
     worst = max(look.checked, key=lambda checked: checked.damaged, default=None)

@@ -28,7 +28,7 @@ from state_ops.redaction import redacted
 from weir.cli.watching import figures, plots, timeline
 from weir.cli.watching.figures import EpochFigures
 from weir.cli.watching.monitor import Row, seen
-from weir.cli.watching.pipeline_look import Look, Watched
+from weir.cli.watching.pipeline_look import PipelineLook, Watched
 from weir.cli.watching.problems import Problem, problems
 from weir.cli.watching.timeline import Event
 from weir.definition import Pipeline
@@ -52,7 +52,7 @@ class Incident:
 
     row: Row
     pipeline: Pipeline
-    look: Look
+    look: PipelineLook
     settings: Settings
     epochs: Sequence[EpochFigures]
     problems: Sequence[Problem]
@@ -116,7 +116,7 @@ def incident(name: str, settings: Settings, last: int, since: datetime | None) -
     return Incident(row, opened.pipeline, look, settings, epochs, problems(name, look, row.epochs), events, look.at)
 
 
-def _without_rows(look: Look) -> GateHold | None:
+def _without_rows(look: PipelineLook) -> GateHold | None:
     """Return the hold, with counts in place of the rows and keys that a gate names."""
     if look.hold is None or not look.hold.verdicts:
         return look.hold

@@ -40,7 +40,7 @@ _WIDE, _NARROW = 110, 78
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ScreenChoice:
     """The choice of what is shown, made by keys.
 
     Attributes:
@@ -55,7 +55,7 @@ class Page:
     by: str = "name"
     ended: bool = False
 
-    def pressed(self, key: str, rows: Sequence[Row]) -> Page:
+    def pressed(self, key: str, rows: Sequence[Row]) -> ScreenChoice:
         """Return the page after a key was pressed.
 
         Args:
@@ -96,7 +96,7 @@ def in_order(rows: Mapping[str, Row], by: str) -> list[Row]:
 
 
 def shown(
-    rows: Sequence[Row], page: Page, width: int, height: int, every: float, trouble: str | None
+    rows: Sequence[Row], page: ScreenChoice, width: int, height: int, every: float, trouble: str | None
 ) -> RenderableType:
     """Return a page that is no higher than the terminal."""
     row = next((row for row in rows if row.name == page.selected), rows[0] if rows else None)
@@ -120,7 +120,7 @@ def plain(rows: Sequence[Row], width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _title(rows: Sequence[Row], page: Page, every: float, width: int) -> Text:
+def _title(rows: Sequence[Row], page: ScreenChoice, every: float, width: int) -> Text:
     worst = [min((problem.severity for problem in row.problems), key=_rank, default=NOTE) for row in rows]
     wrong, look = worst.count(WRONG), worst.count(LOOK)
     text = Text(no_wrap=True, overflow="ellipsis")

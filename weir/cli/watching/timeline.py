@@ -14,7 +14,7 @@ from state_ops.records.checkpoint import EDIT, EPOCH, FORK, POSITIONS, PROMOTION
 from state_ops.records.pins import BRANCH
 from state_ops.records.restores import Restored
 from weir.cli.watching.figures import EpochFigures, ago, size
-from weir.cli.watching.pipeline_look import Look
+from weir.cli.watching.pipeline_look import PipelineLook
 from weir.cli.watching.problems import DRILL, LOOK, NOTE, WRONG, kind_of
 
 _LATE_SECONDS = 60.0
@@ -49,7 +49,7 @@ class Event:
 
 
 def events(
-    look: Look, epochs: Sequence[EpochFigures], restores: Sequence[Restored], since: datetime | None = None
+    look: PipelineLook, epochs: Sequence[EpochFigures], restores: Sequence[Restored], since: datetime | None = None
 ) -> list[Event]:
     """Return what happened, the newest first.
 
@@ -119,7 +119,7 @@ def _restarts(epochs: Sequence[EpochFigures]) -> Iterator[Event]:
             yield Event(epoch.triggered_at, "restart", what)
 
 
-def _failures(look: Look) -> Iterator[Event]:
+def _failures(look: PipelineLook) -> Iterator[Event]:
     holder = look.holder
     if holder is not None and look.alive is False and not holder.stopped:
         who = f"generation {holder.generation}, process {holder.pid} on {holder.host}"
@@ -142,7 +142,7 @@ def _restored(restores: Sequence[Restored]) -> Iterator[Event]:
         yield Event(row.restored_at, kind, what, NOTE if row.valid else WRONG)
 
 
-def _notes(look: Look) -> Iterator[Event]:
+def _notes(look: PipelineLook) -> Iterator[Event]:
     for pin in look.pins:
         kind = "branch" if pin.kind == BRANCH else "savepoint"
         yield Event(pin.created_at, kind, f"{pin.name} names checkpoint {pin.checkpoint_id}")
@@ -154,7 +154,7 @@ def _notes(look: Look) -> Iterator[Event]:
         yield Event(datetime.fromisoformat(look.suspended.when), "suspended", what, LOOK)
 
 
-def _results(look: Look) -> Iterator[Event]:
+def _results(look: PipelineLook) -> Iterator[Event]:
     for checked in look.checked:
         damage = f"{counted(checked.damaged, 'damaged thing')} found" if checked.damaged else "nothing damaged"
         what = (
@@ -171,7 +171,7 @@ def _results(look: Look) -> Iterator[Event]:
         yield Event(drilled.at, "drilled", what, severity)
 
 
-def _published(look: Look) -> Iterator[Event]:
+def _published(look: PipelineLook) -> Iterator[Event]:
     committed = {row.id: row.completed_at for row in look.retained}
     for row in look.publications:
         late = (row.published_at - committed.get(row.checkpoint_id, row.published_at)).total_seconds()

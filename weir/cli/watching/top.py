@@ -19,7 +19,7 @@ from weir.cli.console import Json, err, print_json
 from weir.cli.shell import completion
 from weir.cli.watching import screen
 from weir.cli.watching.monitor import Monitor
-from weir.cli.watching.screen import Page
+from weir.cli.watching.screen import ScreenChoice
 from weir.settings.configuration import Settings, load
 
 _PATIENCE = 10.0  # seconds: a look that takes longer is a problem of its pipeline's
@@ -91,7 +91,7 @@ def _show(monitor: Monitor, every: float) -> None:
     from weir.cli.watching.keys import Keys
 
     console = screen.console(file=sys.stdout)
-    page, due = Page(), 0.0
+    page, due = ScreenChoice(), 0.0
     with ExitStack() as stack:
         ended = stack.enter_context(_ended_by_signals())
         # What an author's module prints, and what is logged, would stand in the middle of the page.

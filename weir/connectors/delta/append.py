@@ -37,8 +37,8 @@ from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 from weir.connectors.delta.table_commit import (
     CHECKPOINT,
-    Change,
     Committed,
+    TableChange,
     commit,
     data_files,
     file_path,
@@ -441,9 +441,9 @@ def publish(
         version = now.version.number
     else:
 
-        def change_of(handle: DeltaTable) -> Change:
+        def change_of(handle: DeltaTable) -> TableChange:
             new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves, footers=footers)
-            return Change(adds, columns=new)
+            return TableChange(adds, columns=new)
 
         gone = partial(damaged, storage, table)
         committed = commit(storage, app_id, table, checkpoint, previous, change_of, gone)

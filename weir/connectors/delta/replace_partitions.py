@@ -25,7 +25,7 @@ from weir.connectors.delta.append import check_committed, check_keyed, damaged
 from weir.connectors.delta.predicates import apart, predicate
 from weir.connectors.delta.replace_where import remove_unnamed
 from weir.connectors.delta.table_commit import (
-    Change,
+    TableChange,
     commit,
     data_files,
     file_path,
@@ -59,13 +59,13 @@ def publish(
     """
     started, adds = time.perf_counter(), data_files(storage, table, files, footers)
 
-    def change_of(handle: DeltaTable) -> Change:
+    def change_of(handle: DeltaTable) -> TableChange:
         check_committed(storage, handle, table, checkpoint.id, adds, footers=footers)
         check_keyed(handle, table)
         asked = replaced_by(storage, table, adds, footers)
         directory = staging_directory(storage, app_id, table, checkpoint).removeprefix(f"{table_path(table)}/")
         goes, rests = without(storage, table, handle, active_files(handle), asked, directory, scratch)
-        return Change([*rests, *adds], goes, exact=bool(adds))
+        return TableChange([*rests, *adds], goes, exact=bool(adds))
 
     committed = commit(storage, app_id, table, checkpoint, previous, change_of, partial(damaged, storage, table))
     if committed.change is None:

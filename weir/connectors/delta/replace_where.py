@@ -33,7 +33,7 @@ from weir.connectors.delta.append import check_committed
 from weir.connectors.delta.statistics import statistics
 from weir.connectors.delta.table_commit import (
     RANGE,
-    Change,
+    TableChange,
     branch_of,
     commit,
     data_files,
@@ -133,10 +133,10 @@ def overwrite(
     wanted, column = Range(sink.start, sink.end), sink.column
     assert column is not None, "only the promotion of a range comes here"
 
-    def change_of(handle: DeltaTable) -> Change:
+    def change_of(handle: DeltaTable) -> TableChange:
         new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves)
         goes, rests = _apart(storage, app_id, table, checkpoint, active_files(handle), column, wanted, scratch)
-        return Change([*rests, *adds], goes, {RANGE: f"{column}: {wanted}", **branch_of(sink)}, new)
+        return TableChange([*rests, *adds], goes, {RANGE: f"{column}: {wanted}", **branch_of(sink)}, new)
 
     damaged = partial(_unreachable, storage, table)
     committed = commit(storage, app_id, table, checkpoint, sink.before, change_of, damaged)

@@ -41,7 +41,7 @@ from weir.connectors.delta.table_commit import (
     BRANCH,
     CHECKPOINT,
     RANGE,
-    Change,
+    TableChange,
     branch_of,
     commit,
     data_files,
@@ -203,7 +203,7 @@ def rewind(
     """
     started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
 
-    def change_of(handle: DeltaTable) -> Change:
+    def change_of(handle: DeltaTable) -> TableChange:
         new: list[pa.Field] = []
         rests: list[DataFile] = []
         if adds:  # what comes back was in this very table
@@ -227,7 +227,7 @@ def rewind(
         comes = tuple(described(storage, table, file) for file in comes if file.path not in active)
         if vacuumed:
             log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
-        return Change([*comes, *rests, *adds], goes, {REWIND: str(sink.to or 0), **branch_of(sink)}, new)
+        return TableChange([*comes, *rests, *adds], goes, {REWIND: str(sink.to or 0), **branch_of(sink)}, new)
 
     directory = staging_directory(storage, app_id, table, checkpoint).removeprefix(f"{table_path(table)}/")
     damaged = partial(_unreachable, storage, table)

@@ -46,7 +46,7 @@ BRANCH = "weir.branch"  # of a promotion: the id of the branch whose rows it bro
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TableChange:
     """The changes that one commit makes to a table.
 
     Attributes:
@@ -77,7 +77,7 @@ class Committed:
 
     version: int
     handle: DeltaTable
-    change: Change | None
+    change: TableChange | None
 
 
 def table_path(table: str) -> str:
@@ -177,7 +177,7 @@ def commit(
     table: str,
     checkpoint: Checkpoint,
     previous: int | None,
-    change_of: Callable[[DeltaTable], Change],
+    change_of: Callable[[DeltaTable], TableChange],
     damaged: Callable[[str], DamageError],
 ) -> Committed:
     """Commit a checkpoint's change to a table, unless the table has it already.
@@ -238,7 +238,7 @@ def _put_after(
     handle: DeltaTable,
     sink_app: str,
     checkpoint: Checkpoint,
-    change: Change,
+    change: TableChange,
     metadata: Mapping[str, str],
 ) -> None:
     """Commit a change as the entry right after the version that it was made for.

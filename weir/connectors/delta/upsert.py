@@ -44,7 +44,7 @@ from weir.connectors.delta.replace_where import remove_unnamed
 from weir.connectors.delta.restore_version import REWIND, described, files_at, version_of
 from weir.connectors.delta.statistics import not_below, statistics
 from weir.connectors.delta.table_commit import (
-    Change,
+    TableChange,
     branch_of,
     commit,
     local_file,
@@ -115,7 +115,7 @@ def publish(
         def changes() -> Changes:
             return stack.enter_context(spilled(storage, sink, files, scratch, by_epoch=link.branch is not None))
 
-        def change_of(handle: DeltaTable) -> Change:
+        def change_of(handle: DeltaTable) -> TableChange:
             nonlocal merged
             check_demands(handle, sink.name, checkpoint.id)
             check_keyed(handle, sink.name)
@@ -124,10 +124,10 @@ def publish(
             is_now = pa.schema([*frames.canonical_schema(pa.schema(handle.schema().to_arrow())), *new])
             if link.branch is None:
                 merged = _merged(upsert, handle, active_files(handle), changes(), is_now)
-                return Change(merged.adds, merged.removes, columns=new, exact=True)
+                return TableChange(merged.adds, merged.removes, columns=new, exact=True)
             then = version_of(storage, handle, sink.name, link.to)
             merged = _on_earlier(upsert, handle, then, changes(), is_now)
-            return Change(merged.adds, merged.removes, {REWIND: str(link.to or 0), **branch_of(link)}, new)
+            return TableChange(merged.adds, merged.removes, {REWIND: str(link.to or 0), **branch_of(link)}, new)
 
         committed = commit(
             storage, app_id, sink.name, checkpoint, previous, change_of, partial(damaged, storage, sink.name)

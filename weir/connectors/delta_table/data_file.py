@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from weir.connectors.parquet.rows import ParquetRows, Rows
+from weir.connectors.parquet.rows import DecodedRows, ParquetRows
 
 _ROWS = 1 << 16
 _IN_MEMORY = 64 << 20  # bytes, up to which a file is read as a whole, so that its pages are looked at before all else
 _ZONE = re.compile(r".*(?:[zZ]|[+-][0-9]{2}:?[0-9]{2})")
 
 
-def rows_of(path: Path, columns: pa.Schema, partition: Mapping[str, str | None]) -> Iterator[Rows]:
+def rows_of(path: Path, columns: pa.Schema, partition: Mapping[str, str | None]) -> Iterator[DecodedRows]:
     """Yield the rows, so many at a time or fewer, with those that cannot be handed on, and once without a row if there
     is none. A column that the file lacks is null.
 

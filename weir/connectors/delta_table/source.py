@@ -36,9 +36,9 @@ from state_ops.storage.storage import check_path
 from state_ops.storage.transfers import together
 from weir.connectors.delta.change_feed import CHANGE_TYPE, COMMIT_TIME, TAKEN_BACK, VERSION
 from weir.connectors.delta_table.data_file import rows_of
-from weir.connectors.delta_table.table_log import AFTER_LOSS, Commit, DataFile, Metadata, TableLog
+from weir.connectors.delta_table.table_log import AFTER_LOSS, Commit, LoggedFile, Metadata, TableLog
 from weir.connectors.parquet.bounds import TooMuchError
-from weir.connectors.parquet.rows import Rows
+from weir.connectors.parquet.rows import DecodedRows
 from weir.connectors.source import (
     EARLIEST,
     LATEST,
@@ -140,7 +140,7 @@ class _Place:
         return _Place(self.table, self.version + 1)
 
 
-def _halved(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+def _halved(files: Sequence[LoggedFile]) -> tuple[LoggedFile, ...]:
     """Return files of changes: first for the rows that are gone, then for the new ones.
 
     A row that moves to another partition is in two files, in any order.
@@ -281,7 +281,7 @@ class _Connector:
             at = behind
 
     def _parts(
-        self, at: _Place, end: _Place | None, files: Sequence[DataFile], time: int
+        self, at: _Place, end: _Place | None, files: Sequence[LoggedFile], time: int
     ) -> Iterator[tuple[Part | None, _Place]]:
         if at.index >= len(files):
             yield None, _Place(at.table, at.version + 1)
@@ -290,7 +290,7 @@ class _Connector:
                 return
             yield self._part(at, number, files[number], time), at.behind(number, len(files))
 
-    def _part(self, at: _Place, number: int, file: DataFile, time: int) -> Part:
+    def _part(self, at: _Place, number: int, file: LoggedFile, time: int) -> Part:
         try:
             check_path(file.path)
         except DamageError:
@@ -307,7 +307,7 @@ class _Connector:
         name = f"{quote(at.table, safe='')}-{at.version}-{number}{kind}"
         return Part(name, _PARTITION, place, file.rows, file.bytes)
 
-    def _changed(self, table: str, commit: Commit) -> tuple[DataFile, ...]:
+    def _changed(self, table: str, commit: Commit) -> tuple[LoggedFile, ...]:
         """Return the files of a commit that are read. Raises InputError for what is no append, unless changes are
         read."""
         metadata = self._log.metadata(commit.version, table)
@@ -339,7 +339,7 @@ class _Connector:
     def _behind(self, commit: Commit) -> str:
         return f"`{self._seek} '{{\"version\": {commit.version + 1}}}'`"
 
-    def _derived(self, commit: Commit, metadata: Metadata) -> tuple[DataFile, ...]:
+    def _derived(self, commit: Commit, metadata: Metadata) -> tuple[LoggedFile, ...]:
         """Return the files of a commit whose rows are the changes: first those that are gone, then those that are
         new."""
         if commit.removes and commit.adds and not metadata.has_feed:
@@ -464,7 +464,7 @@ def _columns(source: DeltaTableSource, log: TableLog, metadata: Metadata) -> pa.
     return columns
 
 
-def _batch(found: Rows, place: Mapping[str, Any], changes: bool) -> Batch:
+def _batch(found: DecodedRows, place: Mapping[str, Any], changes: bool) -> Batch:
     """Return the rows of a file as its part gives them.
 
     changes: True if the source reads changes.

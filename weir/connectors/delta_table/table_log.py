@@ -71,7 +71,7 @@ class Metadata:
 
 
 @dataclass(frozen=True, slots=True)
-class DataFile:
+class LoggedFile:
     """A file of a version.
 
     Attributes:
@@ -109,9 +109,9 @@ class Commit:
     version: int
     time: int
     operation: str
-    adds: tuple[DataFile, ...]
-    removes: tuple[DataFile, ...]
-    changes: tuple[DataFile, ...]
+    adds: tuple[LoggedFile, ...]
+    removes: tuple[LoggedFile, ...]
+    changes: tuple[LoggedFile, ...]
     vectors: bool
     table: tuple[Mapping[str, Any], ...]
     is_replacement: bool
@@ -163,7 +163,7 @@ class TableLog:
         """Forget all that was read of a table, so that it is not taken for the content of another one in its place."""
         self._newest = -1
         self._entries: dict[int, bytes] = {}
-        self._files: tuple[int, Sequence[DataFile], Mapping[str, pa.BooleanArray]] = (-1, (), {})
+        self._files: tuple[int, Sequence[LoggedFile], Mapping[str, pa.BooleanArray]] = (-1, (), {})
         self._parsed: tuple[bytes, Commit] | None = None
 
     def asking(self) -> AbstractContextManager[None]:
@@ -403,14 +403,14 @@ class TableLog:
                 version,
             )
 
-    def files(self, version: int) -> Sequence[DataFile]:
+    def files(self, version: int) -> Sequence[LoggedFile]:
         """Return all files of a version, the oldest first. Raises InputError if not all rows of them count."""
         files, kept = self.whole(version)
         if kept:
             raise self.with_vectors(version)
         return files
 
-    def whole(self, version: int) -> tuple[Sequence[DataFile], Mapping[str, pa.BooleanArray]]:
+    def whole(self, version: int) -> tuple[Sequence[LoggedFile], Mapping[str, pa.BooleanArray]]:
         """Return all files of a version, the oldest first, and by path which rows count of those that have deletion
         vectors: rows behind the last one that is said do."""
         with self._lock:
@@ -465,9 +465,9 @@ def _commit(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
     )
 
 
-def _file(action: Mapping[str, Any], change: str | None) -> DataFile:
+def _file(action: Mapping[str, Any], change: str | None) -> LoggedFile:
     rows = json.loads(action.get("stats") or "{}").get("numRecords")
-    return DataFile(unquote(action["path"]), action.get("size"), rows, action.get("partitionValues") or {}, change)
+    return LoggedFile(unquote(action["path"]), action.get("size"), rows, action.get("partitionValues") or {}, change)
 
 
 def _table(stream: Any) -> pa.Table:
@@ -484,7 +484,7 @@ def _below(uri: str, paths: Collection[str]) -> str:
     raise InputError(f"Rows of {uri} are deleted, which is no file of the table's version.", next=_REPAIR)
 
 
-def _files(actions: pa.Table) -> list[DataFile]:
+def _files(actions: pa.Table) -> list[LoggedFile]:
     """Return the files that delta-rs lists, in an order that is the same each time."""
     typed = actions["partition"].chunks if "partition" in actions.column_names else []
     texts: dict[str, list[str | None]] = {}
@@ -497,6 +497,6 @@ def _files(actions: pa.Table) -> list[DataFile]:
         strict=True,
     )
     return [
-        DataFile(unquote(path), size, rows, {name: values[number] for name, values in texts.items()}, "insert")
+        LoggedFile(unquote(path), size, rows, {name: values[number] for name, values in texts.items()}, "insert")
         for _, path, size, rows, number in sorted(listed)
     ]

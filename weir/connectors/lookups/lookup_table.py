@@ -31,7 +31,7 @@ from state_ops.storage.s3 import refuse_secrets
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 from weir.connectors.delta_table.data_file import rows_of
-from weir.connectors.delta_table.table_log import DataFile, TableLog, asking
+from weir.connectors.delta_table.table_log import LoggedFile, TableLog, asking
 
 if TYPE_CHECKING:
     from weir.settings.configuration import S3Settings
@@ -158,7 +158,7 @@ class LookupTable:
     def _missing_files(self, version: Version) -> str | None:
         log = self._log
 
-        def is_gone(file: DataFile, _: object) -> bool:
+        def is_gone(file: LoggedFile, _: object) -> bool:
             return log.storage.size(f"{log.name}/{file.path}") is None
 
         try:
@@ -207,7 +207,7 @@ class LookupTable:
         if storage.stamp(name) != version.stamp:
             raise self._lost("The file was replaced while it was read.")
 
-    def _opened(self, version: Version) -> tuple[Sequence[DataFile], Mapping[str, pa.BooleanArray], tuple[str, ...]]:
+    def _opened(self, version: Version) -> tuple[Sequence[LoggedFile], Mapping[str, pa.BooleanArray], tuple[str, ...]]:
         """Return the files of a version of a Delta table, which rows count of those that have deletion vectors, and the
         columns whose values stand in its log."""
         assert version.number is not None, "it is a Delta table's"

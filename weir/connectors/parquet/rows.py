@@ -53,7 +53,7 @@ class BadValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DecodedRows:
     """Rows of a file, in its order.
 
     Attributes:
@@ -99,7 +99,7 @@ class ParquetRows:
         rows: int,
         groups: range | None = None,
         without: np.ndarray = NO_ROWS,
-    ) -> Iterator[Rows]:
+    ) -> Iterator[DecodedRows]:
         """Yield rows, so many at a time or fewer where they are wide; once without a row if there is none.
 
         Args:
@@ -118,7 +118,7 @@ class ParquetRows:
         end = first + sum(footer.row_group(group).num_rows for group in groups)
         if first == end:
             nothing = convert(parquet.schema_arrow.empty_table().select(names))
-            yield Rows(nothing, NO_ROWS, nothing)
+            yield DecodedRows(nothing, NO_ROWS, nothing)
             return
         decoded = bounds.Decoding(self.size)
         at_once = bounds.rows_at_once(self.source, parquet, names, groups, rows, self.size)
@@ -164,7 +164,9 @@ def _day(leaf: pa.Array) -> pa.Array:
     return array_of_fixed(pa.date32(), np.clip(days, *_INT32).astype(np.int32), nulls_of(leaf))
 
 
-def _judged(table: pa.Table, numbers: np.ndarray, convert: Convert, without: np.ndarray, days: pa.Table | None) -> Rows:
+def _judged(
+    table: pa.Table, numbers: np.ndarray, convert: Convert, without: np.ndarray, days: pa.Table | None
+) -> DecodedRows:
     kept = ~np.isin(numbers, without) if len(without) else None
     if kept is not None and not kept.all():
         table, numbers = table.filter(pa.array(kept)), numbers[kept]
@@ -180,7 +182,7 @@ def _judged(table: pa.Table, numbers: np.ndarray, convert: Convert, without: np.
     for value in unfit(converted):
         bad.setdefault(int(there[value.row]), value)
     if not bad:
-        return Rows(converted, numbers, converted.slice(0, 0))
+        return DecodedRows(converted, numbers, converted.slice(0, 0))
     is_fit = ~np.isin(there, list(bad))
     rows = [_alone(table, row, row + 1) for row in sorted(bad)]
     shown = [
@@ -190,7 +192,7 @@ def _judged(table: pa.Table, numbers: np.ndarray, convert: Convert, without: np.
     aside = pa.concat_tables(
         [storable(_convertible(of, convert, wrapped.get(row, ()))) for row, of in zip(sorted(bad), rows, strict=True)]
     )
-    return Rows(converted.filter(pa.array(is_fit)), numbers[there[is_fit]], aside, tuple(shown))
+    return DecodedRows(converted.filter(pa.array(is_fit)), numbers[there[is_fit]], aside, tuple(shown))
 
 
 def _converted(table: pa.Table, before: int, convert: Convert, bad: dict[int, UnfitValue]) -> pa.Table:

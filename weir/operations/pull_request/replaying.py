@@ -38,7 +38,7 @@ from weir.epoch.model import EpochReport, SourceOffsets
 from weir.epoch.scheduler import EpochScheduler
 from weir.epoch.step_runner import Threads
 from weir.execution.executor import Executor
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.operations.pull_request.taking import Taken
 from weir.ownership.context import RunContext
 from weir.ownership.derived_checkpoint import commit, copied, pointed
@@ -75,7 +75,7 @@ class EpochPlayed:
     recorded: Checkpoint
     now: Checkpoint
     files: tuple[StateFile, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[GateVerdict, ...]
     seconds: float
 
 
@@ -330,12 +330,12 @@ def _only_asked(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, stages=tuple(stages.values()))
 
 
-def _as_meant(pipeline: Pipeline, verdict: Verdict) -> Verdict:
+def _as_meant(pipeline: Pipeline, verdict: GateVerdict) -> GateVerdict:
     """Return a verdict with the policy of its gate in the code."""
     gates = pipeline.stage(verdict.stage).gates
     policies = [gate.on_failure for gate in gates if _is_of(verdict, gate)]
     return replace(verdict, on_failure=HOLD) if HOLD in policies and verdict.on_failure == WARN else verdict
 
 
-def _is_of(verdict: Verdict, gate: Gate) -> bool:
+def _is_of(verdict: GateVerdict, gate: Gate) -> bool:
     return gate.of == verdict.of and gate.is_titled(verdict.gate)

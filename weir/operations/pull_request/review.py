@@ -36,7 +36,7 @@ from weir.definition import HOLD, FileSource, Pipeline
 from weir.execution.executor import Executor, staged_table
 from weir.execution.spark.spark_executor import SparkExecutor
 from weir.gates import evaluation, restore_gates
-from weir.gates.evaluation import Verdict
+from weir.gates.evaluation import GateVerdict
 from weir.operations.branch_diff import StateDiff
 from weir.operations.forks import branched
 from weir.operations.plan import StatePlan, compared
@@ -482,7 +482,7 @@ def _about_watermarks(pipeline: Pipeline, last: EpochPlayed) -> Iterator[str]:
 
 def _outcomes(pipeline: Pipeline, played: Iterable[EpochPlayed]) -> list[GateOutcome]:
     """Return the outcomes of the gates on epochs."""
-    by_gate: dict[tuple[str, str, str, str], list[tuple[EpochPlayed, Verdict]]] = {}
+    by_gate: dict[tuple[str, str, str, str], list[tuple[EpochPlayed, GateVerdict]]] = {}
     for epoch in played:
         for verdict in epoch.verdicts:
             by_gate.setdefault((verdict.stage, verdict.of, verdict.gate, verdict.on_failure), []).append(

@@ -24,7 +24,7 @@ from state_ops.rows.changes.value_counts import ValueCounts, value_sets
 from state_ops.rows.distinct_values import DistinctValues
 from state_ops.rows.epoch_fold import EpochFold, everything
 from state_ops.rows.resident_table import Residence
-from state_ops.rows.row_store import PRESENT, Rows
+from state_ops.rows.row_store import PRESENT, RowStore
 from state_ops.rows.spill import Spill
 from weir.connectors.delta.change_feed import (
     CHANGE_TYPE,
@@ -67,7 +67,7 @@ class AggregationOperator:
             self._retractions = Retractions(self._aggregates, shapes.state, self._by, counts)
             self._aggregates, partials = self._retractions.aggregates, self._retractions.partials
         self._distinct = DistinctValues(self._aggregates, () if retracts else shapes.collections, backend, shapes.keys)
-        self._rows = Rows(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
+        self._rows = RowStore(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
         spill = Spill(residence.target, residence.groups, stage.key)
         self._fold = EpochFold(partials, self._by, self._rows, spill, self._where, _PARTIAL_ROWS, _OUT_ROWS)
         self._paused = False
@@ -83,7 +83,7 @@ class AggregationOperator:
         for values, kept in zip(value_sets(self._aggregation.aggregates), self._shapes.collections, strict=True):
 
             def new_fold(
-                sums: Sequence[tuple[str, Agg]], by: Sequence[str], rows: Rows, fixed: Sequence[pl.Expr]
+                sums: Sequence[tuple[str, Agg]], by: Sequence[str], rows: RowStore, fixed: Sequence[pl.Expr]
             ) -> EpochFold:
                 spill = Spill(residence.target, residence.groups, by[1:], f"spill-{len(counts)}")
                 return EpochFold(sums, by, rows, spill, self._where, _PARTIAL_ROWS, _OUT_ROWS, fixed)

@@ -17,7 +17,7 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import PipelineError, StageError, WeirError
 from state_ops.keyed import ttl
 from state_ops.keyed.keyed_state import GROUP, KeyedState, check_names, sorts
-from state_ops.keyed.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, are_set, waves
+from state_ops.keyed.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, DueTimers, TimerState, are_set, waves
 from state_ops.moments import from_micros, to_micros
 from state_ops.rows import time_index
 from state_ops.schema.descriptors import PROCESSING_TIMERS, collections_of
@@ -153,7 +153,7 @@ class FunctionOperator:
         """Fire what a clock has reached; with `drain` all that was set before. See docs/adr/0014-timers.md for what
         fires when."""
         upto = None if drain else clock
-        due = Due(self._backend, self._keys, domain, self._groups, upto, self._epoch.id, _FIRE_ROWS)
+        due = DueTimers(self._backend, self._keys, domain, self._groups, upto, self._epoch.id, _FIRE_ROWS)
         while len(piece := due.piece()):
             for wave in waves(piece, self._keys.names):
                 due.fired(wave)

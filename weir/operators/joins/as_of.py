@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops.arrow import frames
-from state_ops.keyed.key_batch import Batch
+from state_ops.keyed.key_batch import KeyBatch
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.keyed.list_state import expanded
 from state_ops.rows import time_index
@@ -87,7 +87,7 @@ class AsOfOperator(JoinOperator):
             if side.number == _FACTS:
                 rows, times = rows.filter(pa.array(~late)), times[~late]
         if rows.num_rows:
-            batch = Batch(frames.from_arrow(rows.select([*self._stage.key, GROUP])), self._shapes.keys, self._where)
+            batch = KeyBatch(frames.from_arrow(rows.select([*self._stage.key, GROUP])), self._shapes.keys, self._where)
             codes = batch.codes(frames.from_arrow(rows.select(self._stage.key)), "as_of")
             counts = self._counted(batch)
             self._insert(batch, side, codes, rows, times, np.zeros(len(codes), bool), counts)
@@ -107,7 +107,7 @@ class AsOfOperator(JoinOperator):
         keyed = frames.from_arrow(entries.select(self._stage.key)).with_columns(
             pl.Series(GROUP, groups.astype(np.int32))
         )
-        batch = Batch(keyed, self._shapes.keys, self._where)
+        batch = KeyBatch(keyed, self._shapes.keys, self._where)
         codes, counts = batch.codes(keyed, "as_of"), self._counted(batch)
         moments = np.fromiter(map(time_index.moment_of, piece), np.int64, len(piece))
         remaining = self._remaining(moments, groups, batch, upto)
@@ -120,14 +120,14 @@ class AsOfOperator(JoinOperator):
         self._backend.write([], deletes)
         self._count(batch, counts)
 
-    def _remaining(self, moments: np.ndarray, groups: np.ndarray, batch: Batch, upto: int) -> np.ndarray:
+    def _remaining(self, moments: np.ndarray, groups: np.ndarray, batch: KeyBatch, upto: int) -> np.ndarray:
         """Return int64[k], by key the time of the earliest facts that are still to be joined."""
         remaining = np.full(len(batch), upto + 1)
         if len(moments) == EVICTED:  # of the last group there may be more
             remaining[batch.groups == groups[-1]] = moments[-1]
         return remaining
 
-    def _versions(self, batch: Batch, counts: dict[str, np.ndarray], first: int, last: int) -> _Versions:
+    def _versions(self, batch: KeyBatch, counts: dict[str, np.ndarray], first: int, last: int) -> _Versions:
         """Return the versions of some of a batch's keys."""
         side, having = self._sides[_VERSIONS], np.arange(first, last)
         having = having[counts["right_rows"][first:last] > 0]
@@ -139,7 +139,7 @@ class AsOfOperator(JoinOperator):
         return _Versions.of(owners[here], numbers[here], times, rows, [value for value in values if value is not None])
 
     def _joined(
-        self, batch: Batch, due: _Due, versions: _Versions, deletes: list[bytes], counts: dict[str, np.ndarray]
+        self, batch: KeyBatch, due: _Due, versions: _Versions, deletes: list[bytes], counts: dict[str, np.ndarray]
     ) -> Iterator[tuple[str, pa.Table]]:
         """Facts with their versions. They go: their names are added to `deletes`."""
         side = self._sides[_FACTS]
@@ -164,7 +164,7 @@ class AsOfOperator(JoinOperator):
 
     def _forget(
         self,
-        batch: Batch,
+        batch: KeyBatch,
         due: _Due,
         versions: _Versions,
         remaining: np.ndarray,

@@ -24,12 +24,12 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.backends.base import SortedRun
 from state_ops.errors import PipelineError
-from state_ops.keyed.key_batch import Batch
+from state_ops.keyed.key_batch import KeyBatch
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
 from state_ops.keyed.list_state import expanded, position_in_key
 from state_ops.moments import to_micros
 from state_ops.rows import time_index
-from state_ops.rows.row_store import Rows
+from state_ops.rows.row_store import RowStore
 from state_ops.schema.descriptors import MAP, MAP_STATE, Collection, collection
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
@@ -87,7 +87,7 @@ class JoinOperator(EventTimeOperator):
         super().__init__(join.kind, subtask)
         shapes = subtask.shapes
         self._join, self._now = join, to_micros(subtask.epoch.now)
-        self._counts = Rows(subtask.backend, shapes.state, shapes.keys, VALUE_STATE, subtask.residence)
+        self._counts = RowStore(subtask.backend, shapes.state, shapes.keys, VALUE_STATE, subtask.residence)
         outer = {LEFT: (0,), RIGHT: (1,), FULL: (0, 1), ANTI: (0,)}.get(join.how, ())
         shifts = (None, None) if join.lower is None or join.upper is None else (join.upper, -join.lower)
         self._sides = tuple(
@@ -141,7 +141,7 @@ class JoinOperator(EventTimeOperator):
                 rows, times = rows.filter(pa.array(~late)), times[~late]
         if not rows.num_rows:
             return
-        batch = Batch(frames.from_arrow(rows.select([*self._stage.key, GROUP])), self._shapes.keys, self._where)
+        batch = KeyBatch(frames.from_arrow(rows.select([*self._stage.key, GROUP])), self._shapes.keys, self._where)
         codes = batch.codes(frames.from_arrow(rows.select(self._stage.key)), "join")
         counts = self._counted(batch)
         matched = np.zeros(len(codes), bool)
@@ -173,19 +173,19 @@ class JoinOperator(EventTimeOperator):
         self._insert(batch, side, codes, rows, times, matched, counts)
         self._count(batch, counts)
 
-    def _counted(self, batch: Batch) -> dict[str, np.ndarray]:
+    def _counted(self, batch: KeyBatch) -> dict[str, np.ndarray]:
         """Return the counts of a batch's keys by `_COUNTS`, to be changed and put back by `_count`."""
         stored, _ = self._counts.get(batch.grouped)
         fields = zip(_COUNTS, self._shapes.state.arrow.names, strict=True)
         return {count: stored[field].to_numpy().copy() for count, field in fields}
 
-    def _count(self, batch: Batch, counts: dict[str, np.ndarray]) -> None:
+    def _count(self, batch: KeyBatch, counts: dict[str, np.ndarray]) -> None:
         present = counts["left_rows"] + counts["right_rows"] > 0
         rows = pl.DataFrame([counts[name] for name in _COUNTS], self._shapes.state.arrow.names)
         self._counts.put(batch.grouped, rows, present)
 
     def _stored(
-        self, batch: Batch, side: KeptSide, counts: dict[str, np.ndarray]
+        self, batch: KeyBatch, side: KeptSide, counts: dict[str, np.ndarray]
     ) -> Iterator[tuple[np.ndarray, np.ndarray, pa.Table]]:
         """Yield the rows of a side that state has for a batch's keys, some at a time: the codes of their keys, their
         numbers, and they themselves. Ahead of what is left, holes are forgotten."""
@@ -214,7 +214,7 @@ class JoinOperator(EventTimeOperator):
 
     def _insert(
         self,
-        batch: Batch,
+        batch: KeyBatch,
         side: KeptSide,
         codes: np.ndarray,
         rows: pa.Table,
@@ -238,13 +238,13 @@ class JoinOperator(EventTimeOperator):
         counts[f"{side.name}_next"] += more
         counts[f"{side.name}_rows"] += more
 
-    def _write(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
+    def _write(self, batch: KeyBatch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
         values = _encoded(side, rows)
         names = self._names(batch, side, codes, numbers)
         order = sorted(range(len(names)), key=names.__getitem__)
         self._backend.write(SortedRun([names[row] for row in order], [values[row] for row in order]))
 
-    def _remove(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
+    def _remove(self, batch: KeyBatch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
         names = self._names(batch, side, codes, numbers)
         moments = self._moments(side, self._times(side, rows), len(codes)) if self._join.times is not None else None
         if moments is None:
@@ -265,12 +265,12 @@ class JoinOperator(EventTimeOperator):
             return times + side.shift
         return None if self._join.ttl is None else np.full(count, self._now + self._join.ttl)
 
-    def _names(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray) -> list[bytes]:
+    def _names(self, batch: KeyBatch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray) -> list[bytes]:
         """Return the keys of rows in state."""
         return batch.encoded(MAP_STATE, codes, [side.declared.tag], [pa.array(numbers)])
 
     def _index(
-        self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, moments: np.ndarray
+        self, batch: KeyBatch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, moments: np.ndarray
     ) -> list[bytes]:
         keys = [column.take(pa.array(codes)) for column in batch.columns]
         number = pa.array(np.full(len(codes), side.number, np.int8))
@@ -295,7 +295,7 @@ class JoinOperator(EventTimeOperator):
             keyed = frames.from_arrow(entries.select(self._stage.key)).with_columns(
                 pl.Series(GROUP, groups.astype(np.int32))
             )
-            batch = Batch(keyed, self._shapes.keys, self._where)
+            batch = KeyBatch(keyed, self._shapes.keys, self._where)
             codes = batch.codes(keyed, "join")
             counts = self._counted(batch)
             for side in self._sides:

@@ -25,7 +25,7 @@ from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE, WINDOW_STATE
 from state_ops.moments import to_micros
 from state_ops.rows.expiring_rows import ExpiringRows
-from state_ops.rows.row_store import Rows
+from state_ops.rows.row_store import RowStore
 from state_ops.rows.spill import Spill
 from state_ops.schema.key_codec import decode_keys, encode_int64, group_prefix
 from state_ops.schema.row_codec import decode_rows
@@ -135,12 +135,12 @@ class TopNOperator(EventTimeOperator):
         self._key = (GROUP, *([_UNTIL] if rule.until else []), *stage.key)
         self._ranking = Ranking(self._key[1:], rule.by, others, rule.n, rule.ties)
         self._expiring: ExpiringRows | None = None
-        self._rows: Rows
+        self._rows: RowStore
         if rule.until is None:
             self._expiring = ExpiringRows(backend, shapes.state, shapes.keys, VALUE_STATE, residence, EXPIRES)
             self._rows = self._expiring
         else:
-            self._rows = Rows(backend, shapes.state, _by_until(shapes.keys), WINDOW_STATE, residence)
+            self._rows = RowStore(backend, shapes.state, _by_until(shapes.keys), WINDOW_STATE, residence)
         stored = frames.from_arrow(_by_until(shapes.keys).empty_table()).schema
         self._types = {GROUP: pl.UInt16(), **{name: stored[name] for name in self._key[1:]}}
         self._types |= frames.from_arrow(_rows_schema(shapes.state).empty_table()).schema

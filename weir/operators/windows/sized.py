@@ -24,7 +24,7 @@ from state_ops.errors import InputError
 from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
 from state_ops.rows import key_aggregation
 from state_ops.rows.distinct_values import DistinctValues
-from state_ops.rows.row_store import Rows
+from state_ops.rows.row_store import RowStore
 from state_ops.schema.key_codec import decode_int64, decode_keys, encode_int64, group_prefix
 from state_ops.schema.row_codec import decode_rows
 from state_ops.schema.state_schema import StateSchema
@@ -55,7 +55,7 @@ class WindowOperator(WindowsOperator):
         self._aggregates = self._filtered.aggregates
         by = [GROUP, _FIRST, _NUMBER, *stage.key]
         by_window = pa.schema([(_WINDOW, pa.int64()), *shapes.keys])
-        self._rows = Rows(backend, shapes.state, by_window, WINDOW_STATE, subtask.resident)
+        self._rows = RowStore(backend, shapes.state, by_window, WINDOW_STATE, subtask.resident)
         self._partials = key_aggregation.Partials(self._aggregates, by, self._where, _PARTIAL_ROWS)
         self._types = frames.from_arrow(_columns(shapes.keys, shapes.state).empty_table()).schema
         self._distinct = DistinctValues(self._aggregates, shapes.collections, backend, shapes.keys, _WINDOW)

@@ -20,7 +20,7 @@ from weir.connectors.formats import looks
 from weir.connectors.formats.hive import with_columns
 from weir.connectors.parquet.bounds import TooMuchError, most
 from weir.connectors.parquet.footers import enums, unknown
-from weir.connectors.parquet.rows import NO_ROWS, BadValue, ParquetRows, Rows
+from weir.connectors.parquet.rows import NO_ROWS, BadValue, DecodedRows, ParquetRows
 from weir.definition.files import PARQUET
 from weir.sources.slices import WHOLE, Share, SourceFile
 
@@ -74,7 +74,7 @@ class ParquetFiles:
         rows: int,
         share: Share = WHOLE,
         without: np.ndarray = NO_ROWS,
-    ) -> Iterator[Rows]:
+    ) -> Iterator[DecodedRows]:
         """Yield a file's columns, or all of them, in canonical types, so many rows at a time or fewer, with the rows
         that cannot be handed on. Columns of its directories are text.
 
@@ -101,7 +101,7 @@ class ParquetFiles:
         rows: int,
         share: Share = WHOLE,
         without: np.ndarray = NO_ROWS,
-    ) -> Iterator[Rows]:
+    ) -> Iterator[DecodedRows]:
         """Yield what `rows` yields. Raises InputError for the first row that cannot be handed on."""
         yield from self._checked(file, self.rows(file, columns, rows, share, without))
 
@@ -115,13 +115,15 @@ class ParquetFiles:
         for part in self._checked(file, self._some(file, [name], rows, WHOLE, without)):
             yield part.table.column(0)
 
-    def _checked(self, file: SourceFile, parts: Iterator[Rows]) -> Iterator[Rows]:
+    def _checked(self, file: SourceFile, parts: Iterator[DecodedRows]) -> Iterator[DecodedRows]:
         for part in parts:
             if part.bad:
                 raise self.unfit(file, part.bad[0])
             yield part
 
-    def _whole(self, file: SourceFile, columns: Sequence[str] | None, rows: int, without: np.ndarray) -> Iterator[Rows]:
+    def _whole(
+        self, file: SourceFile, columns: Sequence[str] | None, rows: int, without: np.ndarray
+    ) -> Iterator[DecodedRows]:
         # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
         with self.reading(file), self._open(file) as stream:
             data = stream.read_buffer()
@@ -132,7 +134,7 @@ class ParquetFiles:
 
     def _some(
         self, file: SourceFile, columns: Sequence[str] | None, rows: int, share: Share, without: np.ndarray
-    ) -> Iterator[Rows]:
+    ) -> Iterator[DecodedRows]:
         """Yield the rows asked for, while little more of the file is read and parsed."""
         with self.reading(file), self._open(file) as opened:
             if opened.size() != file.stored_bytes:
@@ -173,7 +175,7 @@ class ParquetFiles:
 
     def _decoded(
         self, file: SourceFile, source: Any, columns: Sequence[str] | None, rows: int, share: Share, without: np.ndarray
-    ) -> Iterator[Rows]:
+    ) -> Iterator[DecodedRows]:
         opened = ParquetRows.opened(source, file.stored_bytes)
         with opened.parquet as parquet:
             there = parquet.schema_arrow.names

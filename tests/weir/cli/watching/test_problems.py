@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from state_ops.coordination.lease import FAILED, LEASE, Heartbeat, Lease, failure
-from state_ops.coordination.results import Checked, Drilled
+from state_ops.coordination.results import Checked, RecordedDrill
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import ConfigurationError, DamageError, GateError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation
@@ -24,7 +24,7 @@ from tests.weir.run.test_source_alignment import land, pipeline_of
 from weir.cli.watching import figures, problems, timeline
 from weir.cli.watching.figures import EpochFigures
 from weir.cli.watching.monitor import seen
-from weir.cli.watching.pipeline_look import Look, Opened, Watched
+from weir.cli.watching.pipeline_look import Opened, PipelineLook, Watched
 from weir.cli.watching.problems import LOOK, NOTE, WRONG
 from weir.epoch import steps
 from weir.execution.in_process import InMemoryExecutor
@@ -48,23 +48,23 @@ def at(age: timedelta, **changes) -> EpochFigures:
     return replace(EPOCH, completed_at=NOW - age, triggered_at=NOW - age - timedelta(seconds=2), **changes)
 
 
-def wrong(look: Look, *epochs: EpochFigures) -> list[tuple[str, str]]:
+def wrong(look: PipelineLook, *epochs: EpochFigures) -> list[tuple[str, str]]:
     listed = problems.problems("small", replace(look, at=NOW), list(epochs) or [EPOCH])
     return [(problem.severity, problem.what) for problem in listed]
 
 
 def test_nothing_is_wrong_with_a_pipeline_that_runs_and_one_that_has_nothing_to_do():
-    assert wrong(Look(60.0, HOLDER, alive=True, generation=3)) == []
-    assert wrong(Look(60.0, HOLDER, alive=False, generation=3)) == []
+    assert wrong(PipelineLook(60.0, HOLDER, alive=True, generation=3)) == []
+    assert wrong(PipelineLook(60.0, HOLDER, alive=False, generation=3)) == []
 
 
 def test_a_coordinator_that_ended_without_a_word_one_that_failed_and_nobody():
-    dead = Look(60.0, replace(HOLDER, stopped=False, outcome=None), alive=False)
+    dead = PipelineLook(60.0, replace(HOLDER, stopped=False, outcome=None), alive=False)
     assert wrong(dead) == [(WRONG, "its coordinator died: process 4711 on etl-3, generation 3")]
     raised = failure(FAILED, HOLDER, StageError("accounts raised ValueError: no", next="Correct it."))
-    ((severity, what),) = wrong(Look(60.0, replace(HOLDER, outcome=FAILED, failures=[raised]), alive=False))
+    ((severity, what),) = wrong(PipelineLook(60.0, replace(HOLDER, outcome=FAILED, failures=[raised]), alive=False))
     assert severity == WRONG and "StageError: accounts raised ValueError: no next: Correct it." in what
-    idle = Look(60.0, HOLDER, alive=False, arrived=WAITS)
+    idle = PipelineLook(60.0, HOLDER, alive=False, arrived=WAITS)
     assert wrong(idle) == [(LOOK, "nobody runs it, and 1 file waits")]
     by_hand = replace(idle, suspended=Suspension("stopped", "lunch", when="2026-05-01T02:00:00+00:00"))
     assert [severity for severity, _ in wrong(by_hand)] == [NOTE], "somebody knows that nobody runs it"
@@ -72,7 +72,7 @@ def test_a_coordinator_that_ended_without_a_word_one_that_failed_and_nobody():
 
 
 def test_a_coordinator_that_lives_and_makes_no_epoch_though_input_waits():
-    look, old = Look(60.0, HOLDER, alive=True, arrived=WAITS), at(timedelta(minutes=20))
+    look, old = PipelineLook(60.0, HOLDER, alive=True, arrived=WAITS), at(timedelta(minutes=20))
     assert wrong(look, old) == [(WRONG, "no epoch for 20 min, though 1 file waits and a coordinator lives")]
     assert wrong(replace(look, arrived={}), old) == [], "there is nothing to read"
     assert wrong(replace(look, interval=3600.0), old) == [], "its interval is longer than that"
@@ -92,17 +92,17 @@ def test_a_coordinator_whose_heart_stands_still_hangs_though_its_process_exists(
 
 
 def test_epochs_that_take_longer_than_their_interval_and_coordinators_that_follow_each_other():
-    look = Look(1.0, HOLDER, alive=True)
+    look = PipelineLook(1.0, HOLDER, alive=True)
     slow = [at(timedelta(seconds=seconds), id=seconds) for seconds in (30, 20, 10)]
     ((severity, what),) = wrong(look, *slow)
     assert severity == LOOK and "2.0 s) than the interval of 1 s; most of the time goes to accounts" in what
     flapping = [at(timedelta(minutes=8 - number), generation=number) for number in range(8)]
-    assert any("coordinators in 30 min" in what for _, what in wrong(Look(60.0, HOLDER, alive=True), *flapping))
+    assert any("coordinators in 30 min" in what for _, what in wrong(PipelineLook(60.0, HOLDER, alive=True), *flapping))
 
 
 def test_state_that_has_doubled_in_a_day():
     grown = [at(timedelta(hours=20), bytes_total=800_000_000), at(timedelta(minutes=1), bytes_total=2_000_000_000)]
-    ((severity, what),) = wrong(Look(60.0, HOLDER, alive=True), *grown)
+    ((severity, what),) = wrong(PipelineLook(60.0, HOLDER, alive=True), *grown)
     assert severity == LOOK and what.startswith("the state has grown from 800 MB to 2.0 GB since 2026-04-30")
 
 
@@ -130,7 +130,7 @@ def test_each_page_that_is_named_is_there():
 # -- of real pipelines
 
 
-def looked(bank: Bank) -> tuple[Look, list[EpochFigures]]:
+def looked(bank: Bank) -> tuple[PipelineLook, list[EpochFigures]]:
     look = Watched("small", bank.site.settings, closely=True).look()
     return look, [figures.of_epoch(row, bank.site.pipeline) for row in look.retained]
 
@@ -208,11 +208,11 @@ def test_what_is_no_failure_in_a_lease_is_left_out_and_not_passed_on(tmp_path, b
 
 
 CHECKED = Checked(NOW, 2.0, False, 0, {}, 0, 5, 5, "etl-3")
-DRILLED = Drilled(NOW, 60.0, 12, True, True, True, 1.0, 2.0, 3.0, 4.0, "etl-3")
+DRILLED = RecordedDrill(NOW, 60.0, 12, True, True, True, 1.0, 2.0, 3.0, 4.0, "etl-3")
 
 
 def test_what_checks_and_drills_have_found_is_a_problem_and_stands_in_the_timeline():
-    look = Look(60.0, HOLDER, alive=True, generation=3, checked=[CHECKED], drilled=DRILLED)
+    look = PipelineLook(60.0, HOLDER, alive=True, generation=3, checked=[CHECKED], drilled=DRILLED)
     assert wrong(look) == []
     kinds = [(event.kind, event.at, event.severity) for event in timeline.events(look, [], [])]
     assert kinds == [("checked", NOW, NOTE), ("drilled", NOW, NOTE)]

@@ -23,9 +23,9 @@ from tests.tools.terminal import Terminal
 from tests.weir.replay.test_debug import digests
 from weir.cli.watching import figures, screen
 from weir.cli.watching.monitor import Monitor, Row, seen
-from weir.cli.watching.pipeline_look import Look, Watched
+from weir.cli.watching.pipeline_look import PipelineLook, Watched
 from weir.cli.watching.problems import WRONG, Problem
-from weir.cli.watching.screen import Page
+from weir.cli.watching.screen import ScreenChoice
 from weir.operations import forks
 from weir.settings import configuration as settings
 from weir.settings.configuration import PROJECT
@@ -250,7 +250,7 @@ def test_a_branch_of_the_same_name_as_one_that_was_dropped_has_its_epochs_alone(
 # -- how it looks
 
 
-def drawn(rows: list[Row], page: Page, width: int = 80, height: int = 24) -> list[str]:
+def drawn(rows: list[Row], page: ScreenChoice, width: int = 80, height: int = 24) -> list[str]:
     console = screen.console(file=io.StringIO(), width=width, height=height, force_terminal=True)
     console.print(screen.shown(rows, page, width, height, 5.0, None))
     return io.StringIO(console.file.getvalue()).read().splitlines()  # type: ignore[attr-defined]
@@ -265,19 +265,21 @@ def plain(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 12), (132, 43), (40, 8)])
 def test_a_page_fits_the_terminal_and_the_chosen_pipeline_is_on_it(width, height):
     problems = [Problem(WRONG, "it is broken " * 20, "mend it " * 30, "docs/playbooks/disk-full.md")]
-    rows = [Row(f"pipeline_with_a_long_name_{number:02}", Look(60.0), problems=problems) for number in range(30)]
+    rows = [
+        Row(f"pipeline_with_a_long_name_{number:02}", PipelineLook(60.0), problems=problems) for number in range(30)
+    ]
     for selected in (None, rows[0].name, rows[17].name, rows[29].name):
-        page = Page(selected)
+        page = ScreenChoice(selected)
         lines = plain(drawn(rows, page, width, height))
         assert len(lines) <= height and max(map(len, lines)) <= width
         assert sum(line.startswith("> ") for line in lines) == 1
-    lines = plain(drawn(rows, Page(rows[3].name, detail=True), width, height))
+    lines = plain(drawn(rows, ScreenChoice(rows[3].name, detail=True), width, height))
     assert len(lines) <= height and max(map(len, lines)) <= width
 
 
 def test_what_an_error_says_cannot_write_to_the_terminal():
     evil = Problem(WRONG, "it said \x1b[2J\x1b]0;owned\x07 and [bold]more[/]\r\nthan that", "", None)
-    text = "\n".join(drawn([Row("small", Look(60.0), problems=[evil])], Page()))
+    text = "\n".join(drawn([Row("small", PipelineLook(60.0), problems=[evil])], ScreenChoice()))
     assert "\x1b[2J" not in text and "\x1b]" not in text and "\x07" not in text
     assert "[bold]more[/]" in text
 
@@ -293,7 +295,7 @@ def test_brackets_and_colons_in_names_are_shown_as_they_are(bank, name):
         stages=[replace(row.stages[0], uid=name)],
         sinks=[replace(row.sinks[0], name=name, kind=name)],
     )
-    assert "\n".join(plain(drawn([evil], Page(name, detail=True), 120, 40))).count(name) == 5
+    assert "\n".join(plain(drawn([evil], ScreenChoice(name, detail=True), 120, 40))).count(name) == 5
 
 
 def test_a_pipeline_whose_figures_make_no_sense_takes_no_other_from_the_page(bank, monkeypatch):
@@ -310,7 +312,7 @@ def test_keys_choose_what_is_shown(bank):
     bank.epochs(1)
     row = Row("b", replace(Watched("small", bank.site.settings, closely=True).look(), at=datetime.now(UTC)))
     rows = {"b": row, "a": Row("a"), "c": Row("c")}
-    page, listed = Page(), screen.in_order(rows, "name")
+    page, listed = ScreenChoice(), screen.in_order(rows, "name")
     assert [row.name for row in listed] == ["a", "b", "c"]
     for key, expected in [("down", "b"), ("down", "c"), ("down", "c"), ("up", "b"), ("x", "b")]:
         page = page.pressed(key, listed)
@@ -320,4 +322,4 @@ def test_keys_choose_what_is_shown(bank):
     assert [page.pressed(key, listed).by for key in "slnt"] == ["lag", "lag", "name", "state"]
     assert screen.in_order(rows, "state")[0].name == "b"
     assert page.pressed(" ", listed).paused and page.pressed("q", listed).ended
-    assert Page().pressed("enter", []) == Page(), "there is nothing to show"
+    assert ScreenChoice().pressed("enter", []) == ScreenChoice(), "there is nothing to show"
