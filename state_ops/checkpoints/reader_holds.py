@@ -32,9 +32,9 @@ from state_ops.errors import PrunedError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import Checkpoint
+from state_ops.storage.paths import HOLDS
 from state_ops.storage.storage import Storage
 
-HOLDS = "coordinator/holds"
 _HEARTBEAT_SECONDS = 5.0
 
 log = Logger("weir.pins")

@@ -24,12 +24,12 @@ from state_ops.errors import plainly
 from state_ops.logs import Logger
 from state_ops.records.restores import Restored
 from state_ops.redaction import scrubbing
+from state_ops.storage.paths import RESTORES
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
 log = Logger("weir.restore")
 
-PATH = "registry/restores"
 _APP = "restores"
 KEPT = 1000
 """Rows that stay when the table is compacted: the newest."""
@@ -64,8 +64,8 @@ def record(storage: Storage, restored: Restored) -> None:
     If it cannot be written, that is only logged, so that it does not hide the result of the restore.
     """
     try:
-        fenced_table.ensure_table(storage, PATH, SCHEMA)
-        handle = fenced_table.open_table(storage, PATH)
+        fenced_table.ensure_table(storage, RESTORES, SCHEMA)
+        handle = fenced_table.open_table(storage, RESTORES)
         with scrubbing():
             handle.create_write_transaction(
                 [_written(storage, [restored]).add_action()],
@@ -91,35 +91,35 @@ def _compact(storage: Storage) -> None:
     The commit is the one right after the version that was read, or none, so a row that somebody appends meanwhile is
     not lost. A reader of the version before misses the rows whose files are gone, and nothing depends on those.
     """
-    handle = fenced_table.open_table(storage, PATH)
+    handle = fenced_table.open_table(storage, RESTORES)
     files = _newest_first(handle)
     if len(files) <= FILES:
         return
     before = accumulate((file.rows for file in files), initial=0)  # rows in newer files than each
     rows = _in_order(storage, [file for file, newer in zip(files, before, strict=False) if newer < KEPT])[-KEPT:]
-    version = log_entries.read_version(storage, PATH, handle, _APP, [])
+    version = log_entries.read_version(storage, RESTORES, handle, _APP, [])
     if version is None:
         return
     log_entries.append(version, _APP, version.number + 1, [_written(storage, rows)], files, as_logged=True)
     if not log_entries.still_there(version):
         return
     with scrubbing():
-        log_cleanup.write_checkpoint(fenced_table.open_table(storage, PATH))
-    storage.delete_files([f"{PATH}/{file.path}" for file in files])
-    log_cleanup.clean_up(storage, PATH)
+        log_cleanup.write_checkpoint(fenced_table.open_table(storage, RESTORES))
+    storage.delete_files([f"{RESTORES}/{file.path}" for file in files])
+    log_cleanup.clean_up(storage, RESTORES)
 
 
 def _written(storage: Storage, rows: Sequence[Restored]) -> DataFile:
     """Write rows as a file, which counts once it is committed. delta-rs' own writer ends with a panic where the path
     has a bracket."""
     table = pa.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=SCHEMA)
-    return TableFiles(storage, PATH, SCHEMA).write_table(table, f"part-{uuid.uuid4().hex}.parquet")
+    return TableFiles(storage, RESTORES, SCHEMA).write_table(table, f"part-{uuid.uuid4().hex}.parquet")
 
 
 def newest(storage: Storage) -> Restored | None:
     """Return the restore that was recorded last, read from one file; None if there was none."""
     try:
-        handle = fenced_table.open_table(storage, PATH)
+        handle = fenced_table.open_table(storage, RESTORES)
     except TableNotFoundError:
         return None
     return next(reversed(_in_order(storage, _newest_first(handle)[:1])), None)
@@ -128,7 +128,7 @@ def newest(storage: Storage) -> Restored | None:
 def recorded(storage: Storage) -> Sequence[Restored]:
     """Return all restores that are recorded, oldest first."""
     try:
-        handle = fenced_table.open_table(storage, PATH)
+        handle = fenced_table.open_table(storage, RESTORES)
     except TableNotFoundError:
         return []
     return _in_order(storage, active_files(handle))
@@ -149,7 +149,7 @@ def _in_order(storage: Storage, files: Sequence[DataFile]) -> list[Restored]:
 
 
 def _rows(storage: Storage, file: DataFile) -> list[Restored]:
-    data = storage.read_bytes(f"{PATH}/{file.path}")
+    data = storage.read_bytes(f"{RESTORES}/{file.path}")
     if data is None:
         return []
     columns = {field.name for field in dataclasses.fields(Restored)}

@@ -25,44 +25,11 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.shared_state import reference_counts, unreferenced
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
 from state_ops.records.checkpoint import POSITIONS, Checkpoint, abandoned
+from state_ops.records.fates import Fate, ObjectFate
 from state_ops.records.pins import Pin
 from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.paths import is_staged
 from state_ops.storage.storage import Storage, StoredFile
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """The fate of one checkpoint, with the reasons.
-
-    Attributes:
-        reasons: Why it stays, in words, each reason sufficient by itself; without reasons it goes.
-        bytes: The bytes of its state and channel objects.
-        frees: The bytes of those objects that go with it, because no checkpoint that stays names them.
-    """
-
-    id: CheckpointId
-    stays: bool
-    reasons: tuple[str, ...]
-    bytes: int
-    frees: int
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectFate:
-    """The fate of one object.
-
-    Attributes:
-        named_by: The checkpoints that stay and name it; if there are none, it is deleted.
-    """
-
-    path: str
-    bytes: int
-    named_by: tuple[CheckpointId, ...]
-
-    @property
-    def stays(self) -> bool:
-        return bool(self.named_by)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@
     coordinator/requests/<uuid>.json, holds/<uuid>.json, restoring/<digest>.json
     promotes.json, backfill.json                                                of a branch
 
-What fits none of these is foreign. An object that nothing names is an orphan only if its generation can commit nothing
-any
-more: no clock and no age is asked.
+What fits none of these is foreign. An object that nothing names is an orphan only if its generation can commit
+nothing any more: no clock and no age is asked.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from state_ops.checkpoints.reader_holds import HOLDS
-from state_ops.checkpoints.restore_log import PATH as RESTORES
 from state_ops.coordination import lease, restore_progress
 from state_ops.delta.fenced_table import PROBE, open_table
 from state_ops.delta.log_entries import active_files
@@ -36,7 +33,7 @@ from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.records.snapshot_files import OUTPUT
 from state_ops.records.snapshot_files import TABLES as OF_TABLES
 from state_ops.storage.branches import branch_of
-from state_ops.storage.paths import NUMBER_OR_OUTPUT, data_directory
+from state_ops.storage.paths import HOLDS, NUMBER_OR_OUTPUT, RESTORES, data_directory
 from state_ops.storage.storage import Storage, StoredFile
 from state_ops.storage.store import UNFINISHED
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 
+HOLDS = "coordinator/holds"  # what running restores keep from being pruned
+RESTORES = "registry/restores"  # the table of all restores
+
 _UNFINISHED = r"(?:\.tmp-[^/]*-)?"
 _EPOCH = r"g\d+-e\d+"
 _DATA = r"data(?:-[0-9a-f]{8})?"

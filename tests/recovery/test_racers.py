@@ -13,13 +13,14 @@ from threading import Barrier
 import pytest
 from deltalake.exceptions import DeltaError
 
-from state_ops.checkpoints.reader_holds import HOLDS, ReaderHold
+from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
 from state_ops.delta import fenced_table
 from state_ops.errors import DamageError, FencedError, InputError, RunEndedError
 from state_ops.ids import Generation
+from state_ops.storage.paths import HOLDS
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart, Bank

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from state_ops.checkpoints.reader_holds import HOLDS
 from state_ops.coordination import lease, requests, results, suspension
 from state_ops.errors import DamageError
+from state_ops.storage.paths import HOLDS
 from tests.recovery.small import Bank, until
 from tests.tools.sampling import sampled
 from weir.run import fsck

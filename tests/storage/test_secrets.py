@@ -27,6 +27,7 @@ from state_ops.fsck.check import check
 from state_ops.ids import CheckpointId
 from state_ops.records.restores import Restored
 from state_ops.storage import s3
+from state_ops.storage.paths import RESTORES
 from state_ops.storage.storage import Storage
 from tests.storage import counting
 from tests.storage.conftest import KEY, SECRET, Bucket
@@ -185,23 +186,23 @@ def _restored() -> Restored:
 
 
 def _appended(storage: Storage) -> None:
-    handle = fenced_table.open_table(storage, restore_log.PATH)
+    handle = fenced_table.open_table(storage, RESTORES)
     fenced_table.commit(handle, "somebody", 1)
 
 
 # Each way in which a library of Rust's copies a server's answer into its errors, and where in storage that is.
 DELTA: dict[str, tuple[Callable[[Refused], object], str]] = {
-    "looks for a table": (lambda to: fenced_table.exists(to.always, restore_log.PATH), "registry%2Frestores"),
-    "opens a table": (lambda to: fenced_table.open_table(to.always, restore_log.PATH), restore_log.PATH),
+    "looks for a table": (lambda to: fenced_table.exists(to.always, RESTORES), "registry%2Frestores"),
+    "opens a table": (lambda to: fenced_table.open_table(to.always, RESTORES), RESTORES),
     "makes a table": (lambda to: fenced_table.ensure_table(to.writes, "new", restore_log.SCHEMA), "new/_delta_log"),
-    "commits": (lambda to: _appended(to.writes), f"{restore_log.PATH}/_delta_log"),
+    "commits": (lambda to: _appended(to.writes), f"{RESTORES}/_delta_log"),
     "takes over": (lambda to: Registry(to.writes, "counting/main").take_over(), "registry"),
     "asks for the generation": (lambda to: Registry(to.always, "counting/main").generation(), "registry/checkpoints"),
     "writes a checkpoint of the log": (
-        lambda to: fenced_table.open_table(to.writes, restore_log.PATH).create_checkpoint(),
-        f"{restore_log.PATH}/_delta_log",
+        lambda to: fenced_table.open_table(to.writes, RESTORES).create_checkpoint(),
+        f"{RESTORES}/_delta_log",
     ),
-    "reads rows": (lambda to: fenced_table.open_table(to.rows, restore_log.PATH).to_pyarrow_table(), restore_log.PATH),
+    "reads rows": (lambda to: fenced_table.open_table(to.rows, RESTORES).to_pyarrow_table(), RESTORES),
 }
 
 
@@ -231,7 +232,7 @@ def test_a_refusal_is_told_and_logged_and_found_without_what_was_signed(
     assert_silent(heard.getvalue(), json.dumps(report.to_dict()))
 
     def raw() -> None:
-        DeltaTable(refused.always.full(restore_log.PATH), storage_options=refused.always.delta_options)
+        DeltaTable(refused.always.full(RESTORES), storage_options=refused.always.delta_options)
 
     for debug in (False, True):
         assert main._guarded(lambda **_: raw(), debug) == 1

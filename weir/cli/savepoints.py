@@ -22,7 +22,7 @@ from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
 
 if TYPE_CHECKING:
-    from state_ops.checkpoints.retention import Fate, ObjectFate
+    from state_ops.records.fates import Fate, ObjectFate
 
 _SHOWN = 20
 _LONG = timedelta(days=365)

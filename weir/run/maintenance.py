@@ -14,12 +14,12 @@ from typing import Any
 
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.reader_holds import HoldWatcher
-from state_ops.checkpoints.retention import Fate, ObjectFate
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import FORK, NAME, REPAIR, UNFORK, UNNAME, UPKEEP, Request
 from state_ops.errors import PrunedError, WeirError
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import Checkpoint
+from state_ops.records.fates import Fate, ObjectFate
 from state_ops.records.pins import BRANCH, SAVEPOINT, Pin
 from weir.definition import Pipeline
 from weir.ownership.context import RunContext

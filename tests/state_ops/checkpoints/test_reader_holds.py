@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from state_ops.checkpoints import reader_holds, retention
+from state_ops.checkpoints import retention
 from state_ops.checkpoints.reader_holds import HoldWatcher, ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import processes
@@ -19,6 +19,7 @@ from state_ops.ids import CheckpointId
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.pins import BRANCH, SAVEPOINT, Pin
 from state_ops.records.snapshot_files import StateFile
+from state_ops.storage.paths import HOLDS
 from state_ops.storage.storage import Storage
 from tests.state_ops.checkpoints.test_registry import APP
 from tests.state_ops.checkpoints.test_retention import Keeper, files, named
@@ -68,7 +69,7 @@ def test_a_hold_comes_before_the_row_is_looked_at(keeper):
     real = registry.holds
 
     def holds(checkpoint: Checkpoint) -> bool:
-        seen.extend(file.path for file in keeper.storage.list(reader_holds.HOLDS))
+        seen.extend(file.path for file in keeper.storage.list(HOLDS))
         return real(checkpoint)
 
     registry.holds = holds  # type: ignore[method-assign]
@@ -120,7 +121,7 @@ def test_a_restore_that_comes_after_the_row_went_holds_nothing(keeper):
     keeper.registry.drop_rows(keeper.generation, [CheckpointId(1)])
     with pytest.raises(PrunedError, match="Checkpoint 1 was pruned"):
         hold(keeper, gone).__enter__()
-    assert not list(keeper.storage.list(reader_holds.HOLDS))
+    assert not list(keeper.storage.list(HOLDS))
     assert {file.name for file in deleted(keeper)} == {"1"}
 
 
@@ -143,10 +144,10 @@ def test_a_hold_of_a_process_that_is_gone_counts_no_more(keeper, storage):
     )
     ended = subprocess.run([sys.executable, "-c", code, storage.uri, APP], capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.returncode) == ("held", -9), ended.stderr
-    assert len(list(storage.list(reader_holds.HOLDS))) == 1
+    assert len(list(storage.list(HOLDS))) == 1
     keeper.prune()
     assert keeper.objects() == {"2", "3"}
-    assert keeper.watcher.dead(storage) == [file.path for file in storage.list(reader_holds.HOLDS)]
+    assert keeper.watcher.dead(storage) == [file.path for file in storage.list(HOLDS)]
     assert held.id == 1
 
 
@@ -189,7 +190,7 @@ def test_case_37_a_clock_that_runs_backwards_ends_no_hold(keeper, storage, monke
 def test_a_hold_that_was_taken_for_dead_is_not_put_back(keeper, storage):
     held = ReaderHold(storage, Registry(storage, APP), first(keeper), "a restore", 0.01)
     with held:
-        (path,) = [file.path for file in storage.list(reader_holds.HOLDS)]
+        (path,) = [file.path for file in storage.list(HOLDS)]
         storage.delete(path)
         held._thread.join(10)
         assert not held._thread.is_alive()
@@ -200,10 +201,10 @@ def test_a_hold_that_was_taken_for_dead_is_not_put_back(keeper, storage):
 
 def test_holds_say_whose_they_are(keeper, storage):
     with hold(keeper, first(keeper)):
-        (raw,) = [json.loads(storage.read_bytes(file.path) or b"") for file in storage.list(reader_holds.HOLDS)]
+        (raw,) = [json.loads(storage.read_bytes(file.path) or b"") for file in storage.list(HOLDS)]
     assert (raw["checkpoint_id"], raw["purpose"], raw["host"]) == (1, "a restore", socket.gethostname())
     assert processes.process_lives(raw["host"], raw["pid"], raw["born"], raw["pids"])
-    assert not list(storage.list(reader_holds.HOLDS))
+    assert not list(storage.list(HOLDS))
 
 
 # -- names
@@ -276,7 +277,7 @@ def test_the_explanation_agrees_with_the_plan(keeper):
 @pytest.mark.parametrize("content", [b"\0" * 120, b'{"checkpoint_id": 1, "comm', b""], ids=["zeros", "half", "nothing"])
 def test_a_hold_that_cannot_be_read_keeps_everything_until_it_is_silent(keeper, content):
     """Whose it is cannot be told: it may be of a restore that goes on, whose next beat writes it anew."""
-    path = f"{reader_holds.HOLDS}/{'d' * 32}.json"
+    path = f"{HOLDS}/{'d' * 32}.json"
     keeper.storage.put_bytes(path, content)
     watcher, gone = HoldWatcher(), first(keeper)
     assert list(watcher.live(keeper.storage, now=0)) == [path] and watcher.dead(keeper.storage, now=14) == []

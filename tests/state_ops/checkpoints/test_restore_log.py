@@ -13,6 +13,7 @@ from state_ops.delta import fenced_table, log_cleanup
 from state_ops.delta.log_entries import active_files
 from state_ops.ids import CheckpointId
 from state_ops.records.restores import Restored
+from state_ops.storage.paths import RESTORES
 from state_ops.storage.storage import Storage
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,7 +32,7 @@ def storage(tmp_path, monkeypatch) -> Storage:
 
 
 def objects(storage: Storage) -> list[str]:
-    return [file.path for file in storage.list(restore_log.PATH)]
+    return [file.path for file in storage.list(RESTORES)]
 
 
 @pytest.mark.long
@@ -46,9 +47,7 @@ def test_a_thousand_restores_leave_as_much_as_a_few(storage):
         assert len(objects(storage)) <= most
     numbers = [int(row.checkpoint_id) for row in restore_log.recorded(storage)]
     assert numbers == list(range(numbers[0], 80)) and len(numbers) >= 12, "the newest, in order"
-    named = {
-        f"{restore_log.PATH}/{file.path}" for file in active_files(fenced_table.open_table(storage, restore_log.PATH))
-    }
+    named = {f"{RESTORES}/{file.path}" for file in active_files(fenced_table.open_table(storage, RESTORES))}
     assert {path for path in objects(storage) if path.endswith(".parquet") and "_delta_log" not in path} == named
 
 
@@ -78,7 +77,7 @@ def test_a_row_that_is_appended_beside_a_compaction_stays(storage, monkeypatch):
     def read_while_another_is_recorded(storage, files):
         rows = read(storage, files)
         row = pa.Table.from_pylist([{**vars_of(restored(99))}], schema=restore_log.SCHEMA)
-        write_deltalake(storage.full(restore_log.PATH), row, mode="append")
+        write_deltalake(storage.full(RESTORES), row, mode="append")
         return rows
 
     monkeypatch.setattr(restore_log, "_in_order", read_while_another_is_recorded)
@@ -94,10 +93,10 @@ def vars_of(row: Restored) -> dict[str, object]:
 def test_who_reads_an_older_version_gets_the_rows_that_are_left(storage):
     for number in range(5):
         restore_log.record(storage, restored(number))
-    older = active_files(fenced_table.open_table(storage, restore_log.PATH))
+    older = active_files(fenced_table.open_table(storage, RESTORES))
     restore_log.record(storage, restored(5))
     assert restore_log._in_order(storage, older) == []
-    assert log_cleanup.log_names(storage, restore_log.PATH)
+    assert log_cleanup.log_names(storage, RESTORES)
 
 
 def test_restores_are_recorded_below_a_path_with_brackets(storage, tmp_path):

@@ -12,7 +12,6 @@ from typing import Any
 import dagster as dg
 from deltalake.exceptions import DeltaError
 
-from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import WeirError, first_line
 from state_ops.records.checkpoint import Checkpoint
@@ -51,7 +50,7 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         storage, registry = open_storage(pipeline, settings)
-        rows = _published(registry)
+        rows = _published(registry.checkpoints(), unpublished(registry))
         if not rows:
             return dg.SkipReason("there is no checkpoint yet")
         seen, head = json.loads(context.cursor) if context.cursor else {}, rows[-1]
@@ -80,12 +79,16 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
     return look
 
 
-def _published(registry: Registry) -> list[Checkpoint]:
-    """Return the retained checkpoints whose rows all sinks have, oldest first: who starts by a table's day reads the
-    table."""
-    rows = registry.checkpoints()
-    lacking = min((row.id for row in unpublished(registry)), default=None)  # what is newer than `rows` does no harm
-    return [row for row in rows if lacking is None or row.id < lacking]
+def _published(rows: Sequence[Checkpoint], lacking: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints whose rows all sinks have, oldest first: a run that starts by a table's day reads the
+    table.
+
+    Args:
+        rows: The retained checkpoints.
+        lacking: Those whose rows a sink lacks. It may be looked up after `rows`: newer ones do no harm.
+    """
+    first = min((row.id for row in lacking), default=None)
+    return [row for row in rows if first is None or row.id < first]
 
 
 def _partitions(
