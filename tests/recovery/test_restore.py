@@ -341,11 +341,13 @@ def test_a_restore_leaves_on_this_host_what_the_next_run_needs(whole, tmp_path, 
     bank = elsewhere(whole, tmp_path / "site")
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
     head = registry.head()
-    first = restore.plan(bank.site.pipeline, bank.site.settings, storage, registry, head)
+    first = restore.plan_restore(bank.site.pipeline, bank.site.settings, storage, registry, head)
     assert (first.local, first.bytes) == (0, head.bytes_total)
     done = restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, head)
     assert (done.valid, done.bytes_fetched, done.bytes_local) == (True, head.bytes_total, 0)
-    assert restore.plan(bank.site.pipeline, bank.site.settings, storage, registry, head).local == head.bytes_total
+    assert (
+        restore.plan_restore(bank.site.pipeline, bank.site.settings, storage, registry, head).local == head.bytes_total
+    )
     assert list(bank.site.storage.glob("coordinator/holds/*")) == []
 
     for file in newest(bank):
@@ -527,7 +529,7 @@ def test_a_digest_is_no_path(whole, tmp_path):
 def test_what_killed_restores_left_on_a_host_is_removed_where_nobody_can_go_on_with_it(whole, tmp_path):
     bank = elsewhere(whole, tmp_path / "site")
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
-    plan = restore.plan(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
+    plan = restore.plan_restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
     objects = bank.site.settings.work_dir / "objects"
     left = [plan.parts[0].home / ".999999999-abc" / "kept", objects / f"{'0' * 64}.part"]
     left[0].mkdir(parents=True)

@@ -62,7 +62,7 @@ def restore(
     durable, registry = open_storage(definition, settings)
     meant = chosen(definition, registry, at)
     with waiting("comparing this host's copies with storage"):
-        plan = restoring.plan(definition, settings, durable, registry, meant)
+        plan = restoring.plan_restore(definition, settings, durable, registry, meant)
     if not proceeds(lambda: _show_restore(plan), {**plan.to_dict(), "restored": None}, dry_run=dry_run, json=json):
         return
     with waiting("fetching and checking"):

@@ -28,7 +28,7 @@ from weir.operators.watermarks import SidesTime
 from weir.ownership.context import RunContext
 
 
-def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
+def plan_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
     """Return the rows that a stage applies in this epoch: rows that it has left before, or this epoch's rows.
 
     The stages upstream have acked.
@@ -50,7 +50,7 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
 
 
 def _plan_sides(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
-    """Return the work as `plan` does, for a stage with several inputs.
+    """Return the work as `plan_stage` does, for a stage with several inputs.
 
     Such a stage leaves no rows, and no stage before it does (`Pipeline.must_finish`).
     """

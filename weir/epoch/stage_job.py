@@ -37,7 +37,7 @@ from weir.epoch.stage_input import (
     landed,
     makes_time,
     parts_of,
-    plan,
+    plan_stage,
     rows_offered,
     watermark_of_sides,
 )
@@ -181,7 +181,7 @@ def applied_alone(
     Raises:
         WeirError: The typed error of a subtask that declines.
     """
-    work = plan(context, epoch, stage, before)
+    work = plan_stage(context, epoch, stage, before)
     epoch.work[stage.uid] = work if left is None else work.leaving(left)
     result = run_job(context, epoch, stage, before, here=here)
     for ack in result.acks:

@@ -40,7 +40,7 @@ from weir.epoch.model import (
     Step,
     local_rows,
 )
-from weir.epoch.stage_input import plan
+from weir.epoch.stage_input import plan_stage
 from weir.epoch.stage_job import check_acks, judge, note_progress, run_job, run_stage, to_judge
 from weir.epoch.step_runner import Ended, StepRunner
 from weir.gates import evaluation
@@ -172,7 +172,7 @@ class Transitions:
         apart = bool(self._context.pipeline.outputs_read(stage)) or leaves
         shared = self._context.settings.spark.master.startswith("local") or not apart
         progress = epochs.progress[stage.uid]
-        epoch.work[stage.uid] = plan(self._context, epoch, stage, progress)
+        epoch.work[stage.uid] = plan_stage(self._context, epoch, stage, progress)
         # A later epoch that ends its worker again and again must not take this one's snapshot along, in this run or in
         # the next.
         proven = epochs.has_confirmed and not self._coordinator.failures

@@ -131,7 +131,7 @@ class RestorePlan:
         }
 
 
-def plan(
+def plan_restore(
     pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, checkpoint: Checkpoint
 ) -> RestorePlan:
     """Return where a checkpoint's files are, by names and sizes.
@@ -187,7 +187,7 @@ def restore(
     """
     beat = settings.lease.heartbeat_seconds
     with ReaderHold(storage, registry, checkpoint, f"weir {purpose}", beat) as hold:
-        decided = plan(pipeline, settings, storage, registry, checkpoint)
+        decided = plan_restore(pipeline, settings, storage, registry, checkpoint)
         restored = _proven(pipeline, settings, storage, decided, purpose, stored=stored)
         hold.check()
     return restored
@@ -195,7 +195,7 @@ def restore(
 
 def verify(context: RunContext, checkpoint: Checkpoint, purpose: str = "rewind") -> Restored:
     """Prove a checkpoint as `restore` does, for the pipeline's owner, whose checkpoints no other process prunes."""
-    decided = plan(context.pipeline, context.settings, context.storage, context.registry, checkpoint)
+    decided = plan_restore(context.pipeline, context.settings, context.storage, context.registry, checkpoint)
     return _proven(context.pipeline, context.settings, context.storage, decided, purpose, context.run_id)
 
 
@@ -208,7 +208,7 @@ def prepare(context: RunContext, head: Checkpoint) -> Restored | None:
     shared = context.settings.spark.master.startswith("local")
     if not shared and context.settings.restore.on_invalid != "rewind":
         return None
-    decided = plan(context.pipeline, context.settings, context.storage, context.registry, head)
+    decided = plan_restore(context.pipeline, context.settings, context.storage, context.registry, head)
     stages = {stage.uid for stage in context.pipeline.stages}  # a retired one's state is not used
     missing = tuple(part for part in decided.parts if not part.here and part.stage in stages)
     if not missing:
