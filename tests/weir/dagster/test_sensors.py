@@ -28,7 +28,7 @@ from tests.recovery.small import Bank, until
 from tests.tools.sampling import sampled
 from tests.tools.stages import altered
 from tests.weir.dagster.without_spark import House
-from tests.weir.sources import test_parts as clicks
+from tests.weir.sources import test_connector_reader as clicks
 from weir import expect
 from weir.dagster import checks, history, metadata
 from weir.dagster.coordination import introduce
