@@ -66,7 +66,7 @@ from weir.run.next_action import (
     next_action,
 )
 from weir.run.next_action import RunOptions as RunOptions
-from weir.run.source_alignment import Held, held
+from weir.run.source_alignment import WaitingSources, waiting_sources
 from weir.settings.configuration import Settings
 from weir.sources.slices import EpochPlan, Slice
 
@@ -252,15 +252,15 @@ def _decide(context: RunContext, options: RunOptions, loop: Loop, look: Observat
     return action
 
 
-def _held(context: RunContext, loop: Loop) -> Held:
+def _held(context: RunContext, loop: Loop) -> WaitingSources:
     """Return the sources that wait for slower ones.
 
     Before a drain none does: all that has arrived is read.
     """
     scheduler = loop.scheduler
     if loop.memory.to_drain is not None:
-        return Held()
-    return held(context.pipeline, scheduler.offsets.offsets, scheduler.quiet, to_micros(scheduler.now()))
+        return WaitingSources()
+    return waiting_sources(context.pipeline, scheduler.offsets.offsets, scheduler.quiet, to_micros(scheduler.now()))
 
 
 def _look_around(context: RunContext, scheduler: EpochScheduler) -> Generator[EpochReport, None, Observation | None]:

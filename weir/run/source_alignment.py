@@ -14,7 +14,7 @@ from weir.definition import Pipeline, Source, sources_of
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class WaitingSources:
     """Sources of which nothing is read now.
 
     Attributes:
@@ -27,7 +27,9 @@ class Held:
     still: frozenset[str] = frozenset()
 
 
-def held(pipeline: Pipeline, offsets: Mapping[str, Any], quiet: Mapping[str, int], now: int) -> Held:
+def waiting_sources(
+    pipeline: Pipeline, offsets: Mapping[str, Any], quiet: Mapping[str, int], now: int
+) -> WaitingSources:
     """Return which sources wait.
 
     Args:
@@ -50,7 +52,7 @@ def held(pipeline: Pipeline, offsets: Mapping[str, Any], quiet: Mapping[str, int
     still = set(waits)
     while restless := {name for name in still if not waits[name] <= quiet.keys() | still}:
         still -= restless
-    return Held(frozenset(waits), frozenset(still))
+    return WaitingSources(frozenset(waits), frozenset(still))
 
 
 def _beside_each_other(pipeline: Pipeline) -> Iterator[tuple[Source, list[Source]]]:

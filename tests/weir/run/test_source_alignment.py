@@ -15,7 +15,7 @@ from tests.recovery.harness import Site
 from weir import Pipeline, deduplicate, delta, files, join
 from weir.execution.in_process import InMemoryExecutor
 from weir.run.run import RunOptions, run
-from weir.run.source_alignment import Held, held
+from weir.run.source_alignment import WaitingSources, waiting_sources
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY, MINUTE = 86_400_000_000, 60_000_000
@@ -37,27 +37,30 @@ def at(newest: int | None, rows: int = 1) -> dict:
 @pytest.mark.parametrize(
     ("offsets", "quiet", "expected"),
     [
-        ({}, {}, Held()),
-        ({"fast": at(5 * DAY), "slow": at(4 * DAY)}, {}, Held()),
-        ({"fast": at(5 * DAY), "slow": at(3 * DAY)}, {}, Held()),
-        ({"fast": at(5 * DAY), "slow": at(2 * DAY)}, {}, Held(frozenset({"fast"}))),
-        ({"fast": at(2 * DAY), "slow": at(5 * DAY)}, {}, Held()),
-        ({"fast": at(5 * DAY)}, {}, Held(frozenset({"fast"}))),
-        ({"fast": at(5 * DAY), "slow": at(None)}, {}, Held()),
-        ({"fast": at(5 * DAY), "slow": at(2 * DAY)}, {"slow": 0}, Held(frozenset({"fast"}), frozenset({"fast"}))),
-        ({"fast": at(5 * DAY), "slow": at(2 * DAY)}, {"slow": -4 * MINUTE}, Held()),
+        ({}, {}, WaitingSources()),
+        ({"fast": at(5 * DAY), "slow": at(4 * DAY)}, {}, WaitingSources()),
+        ({"fast": at(5 * DAY), "slow": at(3 * DAY)}, {}, WaitingSources()),
+        ({"fast": at(5 * DAY), "slow": at(2 * DAY)}, {}, WaitingSources(frozenset({"fast"}))),
+        ({"fast": at(2 * DAY), "slow": at(5 * DAY)}, {}, WaitingSources()),
+        ({"fast": at(5 * DAY)}, {}, WaitingSources(frozenset({"fast"}))),
+        ({"fast": at(5 * DAY), "slow": at(None)}, {}, WaitingSources()),
+        ({"fast": at(5 * DAY), "slow": at(2 * DAY)}, {"slow": 0}, WaitingSources(frozenset({"fast"}), frozenset({"fast"}))),
+        ({"fast": at(5 * DAY), "slow": at(2 * DAY)}, {"slow": -4 * MINUTE}, WaitingSources()),
     ],
     ids=["nothing is read", "near", "as far as it may", "too far", "the other way", "nothing of the other",
          "the other says no times", "the other is quiet", "the other is idle"],
 )  # fmt: skip
 def test_who_waits(offsets, quiet, expected):
-    assert held(pipeline_of(), offsets, quiet, MINUTE) == expected
+    assert waiting_sources(pipeline_of(), offsets, quiet, MINUTE) == expected
 
 
 def test_on_a_branch_nobody_waits_for_who_has_come_to_the_end():
     branch = replace(pipeline_of(), branch=Branch("fix", "0123"))
     offsets = {"fast": at(5 * DAY), "slow": at(2 * DAY)}
-    assert held(branch, offsets, {}, MINUTE).sources and not held(branch, offsets, {"slow": MINUTE}, MINUTE).sources
+    assert (
+        waiting_sources(branch, offsets, {}, MINUTE).sources
+        and not waiting_sources(branch, offsets, {"slow": MINUTE}, MINUTE).sources
+    )
 
 
 def land(site: Site, source: str, number: int) -> None:

@@ -254,9 +254,9 @@ def _read(opened: Opened) -> tuple[Lease | None, Sequence[Checkpoint]]:
 def _ahead(pipeline: Pipeline, head: Checkpoint) -> frozenset[str]:
     if all(source.length("max_ahead") is None for source in pipeline.sources):
         return frozenset()
-    from weir.run.source_alignment import held  # what few pipelines need
+    from weir.run.source_alignment import waiting_sources  # what few pipelines need
 
-    return held(pipeline, head.offsets, {}, to_micros(head.completed_at)).sources
+    return waiting_sources(pipeline, head.offsets, {}, to_micros(head.completed_at)).sources
 
 
 @dataclass(frozen=True, slots=True)
