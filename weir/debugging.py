@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from weir.definition import Pipeline
+from weir.inspection.comparison.rows import Difference
 from weir.loading import named
 from weir.replay import explain as explaining
 from weir.replay import played
-from weir.replay.comparison import Difference
 from weir.replay.explain import Certainty, Explained, Statement
 from weir.replay.played import Played
+from weir.replay.replay import Playing
 from weir.replay.stopping import Debugger
 from weir.replay.tracing import Contribution, Trace
 from weir.settings.configuration import Settings, load
@@ -71,7 +72,8 @@ def debug(
     settings = settings or load()
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
     values = None if key is None else list(key) if _is_several(key) else [key]
-    return played.debug(pipeline, settings, epoch, stage=stage, key=values, subtask=subtask, stop=stop, spark=spark)
+    playing = Playing(pipeline, settings, spark)
+    return played.debug(playing, epoch, stage=stage, key=values, subtask=subtask, stop=stop)
 
 
 def explain(

@@ -13,7 +13,7 @@ from state_ops.counts import counted
 from state_ops.printable import on_one_line
 from state_ops.value_text import _inner, text_of
 from weir.cli.console import err, out, print_table
-from weir.inspection.diff import StateDifference
+from weir.inspection.comparison.states import StateDifference
 from weir.inspection.export import limited
 from weir.inspection.state_reader import StateChange
 

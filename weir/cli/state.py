@@ -41,7 +41,7 @@ from weir.cli.console import (
 from weir.cli.rendering import history_facts, show, show_difference, show_history, summary
 from weir.cli.shell import completion
 from weir.inspection import state_reader
-from weir.inspection.diff import compared
+from weir.inspection.comparison.states import compared
 from weir.inspection.export import STDOUT, Format, check_output, limited, to_delta, write
 from weir.inspection.sql import answered
 from weir.loading import find

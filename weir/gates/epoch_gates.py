@@ -19,7 +19,6 @@ from state_ops.records import snapshot_files
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
-from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.storage.temp_dirs import scratch
 from weir.definition import FIGURES, STATE, Stage
@@ -88,7 +87,7 @@ def _sample(
 
 def _turned(view: View, backend: Backend, subtask: int, epoch: int) -> Iterator[pa.Table]:
     """Yield a subtask's rows, from the key group on whose turn it is in this epoch."""
-    groups = group_range(subtask, view.parallelism, view.max_parallelism)
+    groups = view.groups(subtask)
     first = groups[epoch % len(groups)]
     for turn in (range(first, groups.stop), range(groups.start, first)):
         yield from view.rows(backend, turn)

@@ -8,6 +8,7 @@ pipeline is read like any other."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,18 @@ class View:
         """Yield all rows, by default of every subtask, in tables of at most one key group; fetched and opened one by
         one."""
         for subtask in range(self.parallelism) if subtasks is None else subtasks:
-            if subtask in self.snapshots:
-                with opened(self.storage, self.options, self.snapshots[subtask], self.backend) as backend:
-                    yield from self.rows(backend, group_range(subtask, self.parallelism, self.max_parallelism))
+            with self.opened(subtask) as backend:
+                if backend is not None:
+                    yield from self.rows(backend, self.groups(subtask))
+
+    def opened(self, subtask: int) -> AbstractContextManager[Backend | None]:
+        """Fetch a subtask's snapshot and open it; None: it has no state."""
+        taken = self.snapshots.get(subtask)
+        return nullcontext() if taken is None else opened(self.storage, self.options, taken, self.backend)
+
+    def groups(self, subtask: int) -> range:
+        """Return the key groups of a subtask."""
+        return group_range(subtask, self.parallelism, self.max_parallelism)
 
     def rows(self, backend: Backend, groups: range) -> Iterator[pa.Table]:
         """Yield the rows of some key groups, from an open snapshot."""

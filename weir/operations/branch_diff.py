@@ -1,12 +1,12 @@
 """The differences of a branch and its pipeline, in state and in rows of the same input since the fork.
 
-Rows are compared as `row_diff` says.
+Rows are compared as `comparison.tables` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile
-from state_ops.errors import ConfigurationError
 from state_ops.storage.storage import Storage
 from state_ops.value_text import text_of
 from weir.connectors.delta.changes import ROW, Changes
@@ -29,12 +28,12 @@ from weir.connectors.delta.table_commit import file_path, table_path, with_parti
 from weir.connectors.formats.stored_rows import stored_rows
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline
+from weir.inspection.comparison.states import StateDiff, both, by_field, states_differ
+from weir.inspection.comparison.tables import KINDS, OURS, THEIRS, TableDiff, compared_rows
 from weir.inspection.database import database, load, quoted
-from weir.inspection.diff import StateDifference, compared
 from weir.markdown import as_text
 from weir.operations import promotion
 from weir.operations.forks import branched
-from weir.operations.row_diff import KINDS, OURS, SAMPLE, THEIRS, TableDiff, compared_rows
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
 from weir.sources.positions import Arrivals
@@ -43,29 +42,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 _DAYS_SHOWN = 31
-
-
-@dataclass(frozen=True, slots=True)
-class StateDiff:
-    """The difference of one stage's state.
-
-    Attributes:
-        counts: How many keys were added, removed and changed; None if the state could not be compared.
-        why: Why it could not be compared; else the fields that only one side has, or that have another type, in words.
-        left_out: Fields that are not compared, as in `TableDiff`.
-        timers: How many timers only one side has, in words; "" if both have the same, or they were not compared.
-    """
-
-    stage: str
-    counts: dict[str, int] | None
-    sample: list[dict[str, Any]] = field(default_factory=list)
-    why: str = ""
-    left_out: tuple[str, ...] = ()
-    timers: str = ""
-
-    @property
-    def same(self) -> bool:
-        return self.counts is not None and not any(self.counts.values()) and not self.timers
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +151,13 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         theirs = [(source, table.comes), (storage, returns)]
         ours = [(storage, goes)]
         tables.append(_table(pipeline, table.table, ours, theirs, within, settings.work_dir, left=left))
+    differing = states_differ(
+        pipeline,
+        decided.head,
+        decided.tip,
+        lambda uid: both(pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), here),
+        ("the pipeline", "the branch"),
+    )
     return BranchDiff(
         pipeline.title,
         name,
@@ -183,7 +166,7 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         int(decided.tip.id),
         decided.behind,
         tuple(tables),
-        tuple(_states(pipeline, here, settings, decided)) if states and decided.only is None else (),
+        tuple(differing) if states and decided.only is None else (),
         decided.taken_back,
     )
 
@@ -313,49 +296,6 @@ def _columns(storage: Storage, table: str) -> pa.Schema:
     return frames.canonical_schema(pa.schema(handle.schema().to_arrow()))
 
 
-def _states(
-    pipeline: Pipeline, here: Pipeline, settings: Settings, decided: promotion.PromotionPlan
-) -> Iterator[StateDiff]:
-    """Yield the differences of all stages that have state on either side."""
-    ours, theirs = decided.head.stages_with_state, decided.tip.stages_with_state
-    for uid in dict.fromkeys([*ours, *theirs]):
-        if uid not in ours or uid not in theirs:
-            yield StateDiff(uid, None, why=f"only the {'branch' if uid in theirs else 'pipeline'} has it")
-            continue
-        if uid not in {stage.uid for stage in pipeline.stages}:
-            yield StateDiff(uid, None, why="it is no longer in the code")
-            continue
-        stage = pipeline.stage(uid)
-        left_out = stage.operator.clocked_state(stage)
-        try:
-            with (
-                compared(
-                    pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), other=here, without=left_out
-                ) as difference,
-                difference.rows(SAMPLE) as (_, tables),
-            ):
-                sample = [row for table in tables for row in frames.python_rows(table)]
-                fields = fields_differ(difference, "the pipeline", "the branch")
-                yield StateDiff(uid, dict(difference.counts), sample, fields, left_out)
-        except ConfigurationError as error:
-            yield StateDiff(uid, None, why=error.what)
-
-
-def fields_differ(difference: StateDifference, ours: str, theirs: str) -> str:
-    """Return in words which fields only one of two states has, or has in another type.
-
-    Args:
-        ours, theirs: What the two are called.
-    """
-    return "; ".join(
-        [
-            *(f"only {ours} has {name}" for name in difference.gone),
-            *(f"only {theirs} has {name}" for name in difference.new),
-            *(f"{name} was {was}, is {now}" for name, (was, now) in difference.retyped.items()),
-        ]
-    )
-
-
 def _report(diff: BranchDiff) -> Iterator[str]:
     """Yield the paragraphs of the report."""
     yield f"# {diff.pipeline}@{diff.branch} beside {diff.pipeline}"
@@ -405,32 +345,6 @@ def _by_day(days: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     yield from (f"| {day} | {_figures(counts)} |" for day, counts in list(days.items())[:_DAYS_SHOWN])
     if len(days) > _DAYS_SHOWN:
         yield f"| ... {len(days) - _DAYS_SHOWN} more days | | | |"
-
-
-def by_field(
-    state: StateDiff, most: int | None = None, ours: str = "pipeline", theirs: str = "branch"
-) -> Iterator[dict[str, Any]]:
-    """Yield a state's sample with one line for each field in which a key differs. A key that only one side has gets a
-    line for each of its fields.
-
-    Args:
-        most: Of how many keys; None: of all.
-        ours, theirs: What the sides are called.
-    """
-    for row in state.sample[:most]:
-        old, new = row["old"] or {}, row["new"] or {}
-        fields = (
-            [name for name in (old or new) if name not in state.left_out] if row["fields"] is None else row["fields"]
-        )
-        for name in fields or [""]:  # if all fields are left out, the key alone is shown
-            key = " / ".join(map(text_of, row["key"].values()))
-            yield {
-                "change": row["change"],
-                "key": key,
-                "field": name,
-                ours: old.get(name),
-                theirs: new.get(name),
-            }
 
 
 def _rows(sample: Sequence[dict[str, Any]]) -> Iterator[str]:

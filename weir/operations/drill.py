@@ -11,65 +11,47 @@ same state.
 
 from __future__ import annotations
 
-import itertools
-import math
 import shutil
 import socket
 import time
-import uuid
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from state_ops.arrow import frames
-from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import results
 from state_ops.errors import InputError, PrunedError, WeirError, plainly
 from state_ops.ids import CheckpointId
+from state_ops.keyed.owners import GROUP_BYTES
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import EPOCH, Checkpoint
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.restores import Restored
-from state_ops.records.triggers import Trigger
 from state_ops.schema import descriptors
-from state_ops.schema.key_groups import group_range
-from state_ops.snapshots.rescale import first_key
-from state_ops.storage.branches import Branch
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
 from weir.definition import Pipeline
-from weir.epoch.model import EpochReport, SourceOffsets
-from weir.epoch.scheduler import EpochScheduler
-from weir.epoch.step_runner import Threads
+from weir.epoch.model import EpochReport
 from weir.execution.executor import Executor
-from weir.inspection import state_reader
-from weir.inspection.diff import ADDED, CHANGED, REMOVED, compared
-from weir.inspection.snapshot_files import opened
+from weir.inspection.comparison.entries import TIMERS, differs, kind_of, paired_views
+from weir.inspection.comparison.states import both, compared_views
 from weir.inspection.view import View
+from weir.ownership.derived_checkpoint import lasting
 from weir.ownership.lookups import Lookups, recorded
-from weir.ownership.ownership import claimed
 from weir.ownership.pipeline_storage import open_storage, readers
+from weir.replay.replayer import branch_of, held_with_parent, not_playable, replaying, settings_below, waits, working_in
 from weir.restore import restore
-from weir.restore.start_from import seed
-from weir.run.run import RunOptions, check_fits, coordinator_of
 from weir.settings.configuration import Settings
-from weir.sources.slices import EpochPlan
 
 log = Logger("weir.drill")
 
 PURPOSE = "drill"
 _DIRECTORY = "drills"
 _COUNTED = ("rows_in", "rows_out", "rows_late", "rows_dropped", "rows_duplicate", "rows_null_key")
-_LOOKED_AT = 100_000
-_LOOKS = 3
-_RELATIVE = 1e-9  # for sums of floats, whose last digits depend on the order in which rows arrive
+_SHOWN = 3  # keys that differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +170,19 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
 
 
 def _drilled(pipeline: Pipeline, settings: Settings, executor: Executor | None) -> Drilled:
-    storage, registry = open_storage(pipeline, settings)
+    if open_storage(pipeline, settings)[1].head() is None:
+        raise WeirError(
+            f"{pipeline.title} has no checkpoint that could be restored.",
+            next=f"Run it first: weir run {pipeline.title}",
+        )
     home, host = settings.work_dir / _DIRECTORY, socket.gethostname()  # directories of other hosts may be in use
-    with scratch(home, f"{host}-") as directory, ExitStack() as holds:
-        head, parent = _hold_newest(pipeline, settings, storage, registry, holds)
+    with (
+        scratch(home, f"{host}-") as directory,
+        held_with_parent(pipeline, settings, None, "weir drill") as (storage, registry, head, parent),
+    ):
         loss = _loss(pipeline, settings, head)
         begun, clock = datetime.now(UTC), time.perf_counter()
-        away = _at(settings, work=directory / "restored")
+        away = working_in(settings, directory / "restored")
         try:
             restored = restore.restore(pipeline, away, storage, registry, head, PURPOSE)
         except PrunedError:
@@ -208,9 +196,7 @@ def _drilled(pipeline: Pipeline, settings: Settings, executor: Executor | None) 
         why = _not_comparable(pipeline, settings, head, parent)
         if why is not None or parent is None:
             return done(replay=None, not_replayed=why, problems=())
-        there = _at(settings, work=directory / "replayed", root=directory / "storage")
-        # On a branch all sinks are tables in its storage: no other system, and no table elsewhere, gets the rows again.
-        here = replace(pipeline, branch=Branch(PURPOSE, uuid.uuid4().hex))
+        there, here = settings_below(settings, directory / "replayed"), branch_of(pipeline, PURPOSE)
         try:
             report, took = _replayed(here, settings, there, storage, registry, head, parent, executor)
         except InputError as error:
@@ -235,42 +221,6 @@ def _problem(error: Exception) -> str:
     return plainly(error)
 
 
-def _at(settings: Settings, *, work: Path, root: Path | None = None) -> Settings:
-    """Return these settings with directories of the drill's own."""
-    changed: dict[str, Any] = {"local": settings.local.model_copy(update={"work_dir": str(work)})}
-    if root is not None:
-        changed["storage"] = settings.storage.model_copy(update={"root": str(root)})
-    return settings.model_copy(update=changed)
-
-
-def _hold_newest(
-    pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, stack: ExitStack
-) -> tuple[Checkpoint, Checkpoint | None]:
-    """Return the newest checkpoint, and the one before it if that is retained. Both stay as long as the stack lasts."""
-    beat = settings.lease.heartbeat_seconds
-    for look in range(_LOOKS):
-        completed = {row.id: row for row in registry.checkpoints()}
-        if not completed:
-            raise WeirError(
-                f"{pipeline.title} has no checkpoint that could be restored.",
-                next=f"Run it first: weir run {pipeline.title}",
-            )
-        head = completed[max(completed)]
-        parent = completed.get(head.parent_id) if head.parent_id is not None else None
-        try:
-            with ExitStack() as attempt:
-                for row in (head, parent):
-                    attempt.enter_context(
-                        nullcontext() if row is None else ReaderHold(storage, registry, row, "weir drill", beat)
-                    )
-                stack.push(attempt.pop_all())
-            return head, parent
-        except PrunedError:  # newer checkpoints were completed meanwhile
-            if look == _LOOKS - 1:
-                raise
-    raise AssertionError("the last look returns or raises")
-
-
 def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
     """Return the seconds for which the oldest unread file has waited, of sources that can be asked.
 
@@ -287,19 +237,14 @@ def _not_comparable(pipeline: Pipeline, settings: Settings, head: Checkpoint, pa
     """Why the newest checkpoint's epoch cannot be played again, in words; None if it can."""
     if pipeline.at_most_once:
         return f"{pipeline.title} delivers at most once: what an epoch was begun on is let go with its end"
-    if head.kind != EPOCH:
-        return f"checkpoint {head.id} is no epoch but a {head.kind}"
+    if (why := not_playable(head, parent)) is not None:
+        return why if head.kind != EPOCH else f"{why}: set checkpoints.num_retained to 2 or more"
     if head.parent_id is None:
         return f"checkpoint {head.id} is the first: nothing lies before it"
-    if parent is None:
-        return (
-            f"checkpoint {head.parent_id}, which it was begun on, is not retained: "
-            "set checkpoints.num_retained to 2 or more"
-        )
     if (gone := Lookups(pipeline, settings).gone(recorded(head))) is not None:
         return gone
     for row in (head, parent):
-        if any(stats.waiting for stats in row.operators.values()):
+        if row is not None and waits(row):
             return f"checkpoint {row.id} is unaligned: how far its stages came depended on the clock"
     return None
 
@@ -317,52 +262,18 @@ def _replayed(
     """Play the newest checkpoint's epoch again, under its own id and at its own processing time; also the seconds it
     took.
     """
-    aligned = there.checkpoints.model_copy(update={"alignment_timeout_seconds": None})
-    there = there.model_copy(update={"checkpoints": aligned})
-    offsets = SourceOffsets.at(parent)
-    slices = {
-        name: reader.plan_again(head.slice[name], offsets.expected.get(name), offsets.offsets.get(name))
-        for name, reader in readers(here, there, archived=settings).items()
-        if name in head.slice
-    }
-    drained = head.trigger == Trigger.DRAIN.value
-    cut = EpochPlan(
-        Trigger.MANUAL,
-        f"drill of checkpoint {head.id}",
-        slices,
-        drained,
-        at=head.triggered_at,
-        now=head.epoch_now,
-        lookups=recorded(head),
-    )
-    before = CheckpointId(head.id - 1)
-    with claimed(here, there, executor) as owner:
-        owner.context.tells_sources = False
-        seeded = seed(owner, there, storage, registry, parent, before, f"checkpoint {parent.id}, for a drill")
-        check_fits(here, seeded)
-        coordinator = coordinator_of(owner.context, RunOptions(), before)
-        threads = Threads()
-        scheduler = EpochScheduler(owner.context, coordinator, owner.heartbeat, threads, _raised)
-        reports: list[EpochReport] = []
+    with replaying(here, there, settings, executor, "a drill") as replayer:
+        replayer.begin(parent, storage, lasting(registry.files(parent), parent.operators))
+        plan = replayer.plan(head, parent)
         clock = time.perf_counter()
-        try:
-            scheduler.begin(cut)
-            while not scheduler.empty:
-                reports += scheduler.turn(there.run.poll_seconds)
-            if not reports:
-                raise WeirError(
-                    "Its gates set other rows aside than they did.",
-                    where=f"checkpoint {head.id}",
-                    next="Were they changed since? The next epoch can be compared again.",
-                )
-        finally:
-            scheduler.close()
-            threads.close()
-    return reports[-1], time.perf_counter() - clock
-
-
-def _raised(_epoch: int, error: WeirError) -> None:
-    raise error
+        report = replayer.play(plan, head.id)
+        if report is None:
+            raise WeirError(
+                "Its gates set other rows aside than they did.",
+                where=f"checkpoint {head.id}",
+                next="Were they changed since? The next epoch can be compared again.",
+            )
+        return report, time.perf_counter() - clock
 
 
 def _compared(
@@ -390,22 +301,22 @@ def _compared(
     for uid in head.stages_with_state:
         if uid not in replayed.stages_with_state:
             continue
-        with (
-            state_reader.viewed(pipeline, settings, uid, int(head.id), "weir drill") as was,
-            state_reader.viewed(here, there, uid, int(head.id), "weir drill") as now,
-        ):
-            first, second = digests(was), digests(now)
-        entries += sum(count for count, _ in first.values())
-        differing = [place for place in first.keys() | second.keys() if first.get(place) != second.get(place)]
-        if differing:
+        at = int(head.id)
+        with both(pipeline, settings, uid, at, at, here, there, "weir drill") as (was, now):
+            differing = set[tuple[bytes, int]]()
+            for pair in paired_views(was, now, equal=True):
+                key, then, _ = pair
+                entries += then is not None
+                if differs(pair):
+                    differing.add((key[:GROUP_BYTES], kind_of(key)))
             # What is no row is compared to the byte; rows may differ in the last digits of floats, and what has expired
             # may be swept.
             parts = [_NO_ROWS[kind] for kind in sorted({kind for _, kind in differing} & _NO_ROWS.keys())]
-            parts += [rows] if (rows := _differing_rows(pipeline, here, settings, there, uid, head)) else []
-            if parts:
-                groups = f"{len({group for group, _ in differing})} key groups"
-                why = _rightly(head.operators[uid], replayed.operators[uid])
-                problems.append(f"The state of {uid} differs in {groups}: {', '.join(parts)}{why}")
+            parts += _differing_rows(was, now) if differing else []
+        if parts:
+            groups = f"{len({group for group, _ in differing})} key groups"
+            why = _rightly(head.operators[uid], replayed.operators[uid])
+            problems.append(f"The state of {uid} differs in {groups}: {', '.join(parts)}{why}")
     return entries, problems
 
 
@@ -416,64 +327,15 @@ def _rightly(stats: OperatorStats, again: OperatorStats) -> str:
     return ". Its code was changed since, so that may be right: the next epoch can be compared again"
 
 
-_TIMERS = {descriptors.EVENT_TIMERS: "timers by event time", descriptors.PROCESSING_TIMERS: "timers by processing time"}
-_NO_ROWS = {descriptors.LIST_ENDS: "the ends of lists", **_TIMERS}
+_NO_ROWS = {
+    descriptors.LIST_ENDS: "the ends of lists",
+    **{kind: f"timers by {clock}" for kind, clock in TIMERS.items()},
+}
 
 
-def digests(view: View) -> Mapping[tuple[int, int], tuple[int, str]]:
-    """Return the logical digest of a stage's state: by key group and kind of state (`state_ops.schema.descriptors`)
-    that have entries, their number and a hash of them in key order.
-
-    Files, compaction, parallelism and the number of databases make no difference to it.
-    """
-    digests: dict[tuple[int, int], tuple[int, str]] = {}
-    for subtask, taken in view.snapshots.items():
-        groups = group_range(subtask, view.parallelism, view.max_parallelism)
-        with opened(view.storage, view.options, taken, view.backend) as backend:
-            for group in groups:
-                for kind, entries in itertools.groupby(backend.scan(first_key(group), first_key(group + 1)), _kind):
-                    count, digest = 0, xxhash.xxh3_128()
-                    for key, value in entries:
-                        if kind in _TIMERS:  # their value says in whose barrier they did not fire, which is over
-                            value = b""
-                        digest.update(len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big"))
-                        digest.update(value)
-                        count += 1
-                    digests[group, kind] = (count, digest.hexdigest())
-    return digests
-
-
-def _kind(entry: tuple[bytes, bytes]) -> int:
-    return entry[0][2]  # behind the key group
-
-
-def _differing_rows(
-    pipeline: Pipeline, here: Pipeline, settings: Settings, there: Settings, uid: str, head: Checkpoint
-) -> str | None:
-    """Return the differences of the rows in words, or None if they differ at most in the last digits of floats."""
-    at = int(head.id)
-    with (
-        compared(pipeline, settings, uid, at, at, there, here) as difference,
-        difference.rows(_LOOKED_AT) as (_, tables),
-    ):
-        rows = [row for table in tables for row in frames.python_rows(table) if not _same(row)]
-        many = sum(difference.counts.values()) > _LOOKED_AT
-    if not rows:
-        return f"more than {_LOOKED_AT:,} rows" if many else None
-    counts = {kind: sum(row["change"] == kind for row in rows) for kind in (ADDED, REMOVED, CHANGED)}
-    keys = ", ".join(str(row["key"]) for row in rows[:3])
-    return f"{', '.join(f'{count:,} {kind}' for kind, count in counts.items() if count)}, e.g. {keys}"
-
-
-def _same(row: Mapping[str, Any]) -> bool:
-    return row["change"] == CHANGED and _close(row["old"], row["new"])
-
-
-def _close(before: Any, other: Any) -> bool:
-    if isinstance(before, float) and isinstance(other, float):
-        return (math.isnan(before) and math.isnan(other)) or math.isclose(before, other, rel_tol=_RELATIVE)
-    if isinstance(before, dict) and isinstance(other, dict):
-        return before.keys() == other.keys() and all(_close(before[name], other[name]) for name in before)
-    if isinstance(before, list) and isinstance(other, list):
-        return len(before) == len(other) and all(map(_close, before, other))
-    return bool(before == other)
+def _differing_rows(was: View, now: View) -> list[str]:
+    """Return the differences of the rows in words; none if they differ at most in the last digits of floats."""
+    with compared_views(was, now, rounded=True) as difference, difference.rows(_SHOWN) as (_, tables):
+        keys = ", ".join(str(row["key"]) for table in tables for row in frames.python_rows(table))
+    counts = [f"{count:,} {kind}" for kind, count in difference.counts.items() if count]
+    return [f"{', '.join(counts)}, e.g. {keys}"] if counts else []

@@ -33,7 +33,7 @@ from weir.connectors.delta.replace_where import Range
 from weir.definition import Pipeline
 from weir.inspection.state_reader import At, whole
 from weir.ownership import savepoints
-from weir.ownership.derived_checkpoint import commit, lasting, pointed
+from weir.ownership.derived_checkpoint import first_of, lasting
 from weir.ownership.local_paths import local_directory
 from weir.ownership.ownership import claimed
 from weir.ownership.pipeline_storage import open_storage, readers, storage_errors
@@ -194,9 +194,7 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint 
                 RANGE_START: only.start if only is not None else 0,
                 RANGE_END: only.end if only is not None else 0,
             }
-            files = [here for _, here in renamed]
-            empty = replace(base, sinks={}, operators=pointed(base.operators, renamed))
-            commit(owner.context, empty, base.id, files, kind=FORK, what=reason, beginning=beginning)
+            first_of(owner.context, base, renamed, base.id, kind=FORK, what=reason, beginning=beginning)
 
 
 def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:

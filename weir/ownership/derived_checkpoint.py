@@ -133,6 +133,22 @@ def commit(
     return row
 
 
+def first_of(
+    context: RunContext,
+    base: Checkpoint,
+    moved: Sequence[tuple[StateFile, StateFile]],
+    id: CheckpointId,
+    *,
+    kind: str,
+    what: str,
+    beginning: Mapping[str, int],
+) -> Checkpoint:
+    """Commit a checkpoint of elsewhere as the first one here. moved: each of its files as it is named there, and
+    here."""
+    empty = replace(base, sinks={}, operators=pointed(base.operators, moved))
+    return commit(context, empty, id, [here for _, here in moved], kind=kind, what=what, beginning=beginning)
+
+
 def nothing_before(generation: Generation, id: CheckpointId, now: datetime) -> Checkpoint:
     """Return a checkpoint that has read nothing, of which a pipeline's first checkpoint is made."""
     return Checkpoint(

@@ -18,12 +18,12 @@ from state_ops.records.checkpoint import EPOCH, Checkpoint, stats_of
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch
 from weir.definition import LATE, ROW, Pipeline, Stage, input_name
+from weir.inspection.comparison.rows import alike
 from weir.inspection.state_reader import chain
 from weir.inspection.view import parsed
 from weir.ownership.pipeline_storage import open_storage
-from weir.replay.comparison import canonical_text
 from weir.replay.phases import Saying, silent
-from weir.replay.played import Played, again
+from weir.replay.played import Played, debug
 from weir.replay.recording import INPUT
 from weir.replay.replay import DIRECTORY, Playing
 from weir.replay.table_row import Origin, TableRow, origin, row_of, writer_of
@@ -134,7 +134,7 @@ def explain(
     head = registry.head()
     line = chain(registry, head) if head is not None else []
     whence = origin(storage, registry, line, stage, sink, row)
-    playing = Playing(pipeline, settings, "weir explain", spark, say)
+    playing = Playing(pipeline, settings, spark, say, "weir explain")
     facts = _Facts(playing, registry, line, stage, output, row, whence)
     facts.of_row(table)
     seen, traced = facts.played()
@@ -213,7 +213,7 @@ class _Facts:
         key = self._key()
         try:
             subtask = self._whence.subtask if key is None else None
-            seen = again(self._playing, int(at.id), stage=stage.uid, key=key, subtask=subtask)
+            seen = debug(self._playing, int(at.id), stage=stage.uid, key=key, subtask=subtask)
         except WeirError as error:
             self._say(Certainty.UNKNOWN, f"what epoch {at.id} did: {error.what}")
             seen = None
@@ -310,13 +310,8 @@ class _Facts:
     def _among(self, seen: Played) -> bool | None:
         """Return whether a row is among those that the replay hands out; None: it cannot be told."""
         rows = seen.outputs.get(self._output)
-        if rows is None:
-            return None
-        names = [name for name in self._row.values if name in rows.columns]
-        if not names:
-            return None
-        wanted = canonical_text({name: self._row.values[name] for name in names})
-        return any(canonical_text(row) == wanted for row in rows.select(names).iter_rows(named=True))
+        same = None if rows is None else alike(rows, self._row.values)
+        return None if same is None else bool(same.height)
 
     def _of_trace(self, traced: Trace) -> None:
         rows = sum(contribution.rows.height for contribution in traced.contributions)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from state_ops.records.snapshot_files import Snapshot
+from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Arrived
 
 Saying = Callable[[str], None]
@@ -16,6 +16,9 @@ _DOING = {
     "fetch": "fetching state",
     "play": "playing the epoch again",
     "compare": "comparing with what it made",
+    "plan": "comparing the code with the newest checkpoint",
+    "take": "copying what the epochs need",
+    "replay": "playing the epochs again",
     "prove": "looking for the damage in storage",
 }
 
@@ -55,9 +58,9 @@ class Phases:
                 self._within[-1] += took
                 self.say(_DOING[self._doing[-1]])
 
-    def arriving(self, taken: Snapshot) -> Arrived:
-        """Return what says how much of a snapshot has come."""
-        total, came = sum(file.bytes for file in taken.files), 0
+    def arriving(self, files: Iterable[StateFile]) -> Arrived:
+        """Return what says how much of some files has come."""
+        total, came = sum(file.bytes for file in files), 0
 
         def arrived(bytes: int, /) -> None:
             nonlocal came

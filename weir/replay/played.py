@@ -21,14 +21,12 @@ from state_ops.snapshots.stage_upload import read_by_next
 from state_ops.value_text import text_of
 from weir.definition import LATE, MAIN, Pipeline, Stage, input_name
 from weir.execution.executor import staged_table
+from weir.inspection.comparison.rows import STATE, Difference, difference
 from weir.inspection.view import parsed
-from weir.replay.comparison import STATE, Difference, difference
-from weir.replay.phases import Saying, silent
 from weir.replay.recording import of_input
 from weir.replay.replay import EpochReplay, Playing
 from weir.replay.states import states
 from weir.replay.stopping import Debugger, of_key, stopping
-from weir.settings.configuration import Settings
 
 Key = Sequence[Any]
 SHOWN = 3
@@ -151,36 +149,6 @@ def in_words(key: Mapping[str, Any]) -> str:
 
 
 def debug(
-    pipeline: Pipeline,
-    settings: Settings,
-    epoch: int,
-    *,
-    stage: str | None = None,
-    key: Key | None = None,
-    subtask: int | None = None,
-    stop: Debugger | None = None,
-    spark: bool = False,
-    say: Saying = silent,
-) -> Played:
-    """Play one stage's part of an epoch again, and compare it with what the epoch made.
-
-    Args:
-        stage: Its uid; by default the pipeline's only stage, or the only one with a key of so many columns.
-        key: A value for each key column, as text or as what it is; its subtask is played.
-        subtask: The subtask instead. With neither all are played.
-        stop: Makes a debugger, which stops in the stage's function where this gets the key.
-        spark: Whether Spark may evaluate what Python does not: a transform, and some conditions.
-        say: Is told what is done now.
-
-    Raises:
-        WeirError: The epoch or its input is not there any more, or the stage fails over it as it did.
-    """
-    return again(
-        Playing(pipeline, settings, "weir debug", spark, say), epoch, stage=stage, key=key, subtask=subtask, stop=stop
-    )
-
-
-def again(
     playing: Playing,
     epoch: int,
     *,
@@ -189,7 +157,17 @@ def again(
     subtask: int | None = None,
     stop: Debugger | None = None,
 ) -> Played:
-    """Play one of several epochs, as `debug` plays a single one. Raises as `debug`."""
+    """Play one stage's part of an epoch again, and compare it with what the epoch made.
+
+    Args:
+        stage: Its uid; by default the pipeline's only stage, or the only one with a key of so many columns.
+        key: A value for each key column, as text or as what it is; its subtask is played.
+        subtask: The subtask instead. With neither all are played.
+        stop: Makes a debugger, which stops in the stage's function where this gets the key.
+
+    Raises:
+        WeirError: The epoch or its input is not there any more, or the stage fails over it as it did.
+    """
     if key is not None and subtask is not None:
         raise ConfigurationError("A key and a subtask are given.", next="Give one of them: a key has its subtask.")
     chosen = _chosen(playing.pipeline, stage, key)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, InputError, TransientError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir
 from state_ops.records.acks import Ack
-from state_ops.records.checkpoint import EPOCH, Checkpoint, stats_of
+from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
 from state_ops.records.triggers import Trigger
 from state_ops.schema.key_groups import group_range
@@ -44,16 +44,24 @@ from weir.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from weir.epoch.stage_job import applied_alone, bases
 from weir.epoch.steps import figures_of
 from weir.execution.executor import staged_table
-from weir.inspection.state_reader import held
 from weir.inspection.view import View, view_of
 from weir.ownership.context import RunContext
+from weir.ownership.derived_checkpoint import waiting_paths
 from weir.ownership.local_paths import backend_options, objects, work_dir
 from weir.ownership.pipeline_storage import readers
 from weir.replay.phases import Phases, Saying, silent
 from weir.replay.recording import Recording
+from weir.replay.replayer import (
+    held_with_parent,
+    not_playable,
+    plan_again,
+    played_from,
+    settings_below,
+    spark_here,
+    waits,
+)
 from weir.settings.configuration import Settings
 from weir.sinks.open_sinks import Sinks
-from weir.sources.slices import EpochPlan
 
 if TYPE_CHECKING:
     from weir.execution.spark.spark_executor import SparkExecutor
@@ -66,96 +74,54 @@ _INSTEAD = (
 )
 
 
-@contextmanager
-def replaying(
-    pipeline: Pipeline,
-    settings: Settings,
-    epoch: int,
-    purpose: str,
-    *,
-    spark: bool = False,
-    say: Saying = silent,
-) -> Iterator[EpochReplay]:
-    """Make an epoch playable again for as long as the `with` block lasts. Its checkpoints stay meanwhile.
-
-    Args:
-        purpose: Why its checkpoints are kept; a person who asks sees it.
-        spark: Whether Spark may evaluate what Python does not.
-        say: Is told what is done now.
-
-    Raises:
-        WeirError: It is not retained, or cannot be played again, and why.
-    """
-    with ExitStack() as stack:
-        storage, registry, checkpoint = stack.enter_context(held(pipeline, settings, epoch, purpose))
-        parent = None
-        if checkpoint.parent_id is not None:
-            retained = {row.id for row in registry.checkpoints()}
-            if checkpoint.parent_id in retained:
-                *_, parent = stack.enter_context(held(pipeline, settings, checkpoint.parent_id, purpose))
-        if (why := not_playable(checkpoint, parent)) is not None:
-            playable = [str(row.id) for row in played_from(registry.checkpoints())]
-            raise WeirError(
-                f"Epoch {checkpoint.id} of {pipeline.title} cannot be played again: {why}.",
-                where=f"checkpoint {checkpoint.id}",
-                next=f"These epochs can be: {', '.join(playable) or 'none'}. More stay with checkpoints.num_retained; "
-                + _INSTEAD,
-            )
-        root = stack.enter_context(scratch(settings.work_dir / DIRECTORY, f"{socket.gethostname()}-"))
-        reading = ReadOnlyStorage.of(storage)
-        registry = Registry(reading, pipeline.app_id)
-        replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root, spark, Phases(say))
-        try:
-            yield replay
-        except (DamageError, TransientError):  # which speak of files of this replay; what they are of may be damaged
-            replay.prove()
-            raise
-        finally:
-            replay.close()
-
-
-def not_playable(checkpoint: Checkpoint, parent: Checkpoint | None) -> str | None:
-    """Why an epoch cannot be played again, in words; None: it can, if its input is still there.
-
-    Args:
-        parent: The checkpoint that it was begun on, if that is retained.
-    """
-    if checkpoint.kind != EPOCH:
-        return f"checkpoint {checkpoint.id} is no epoch but a {checkpoint.kind}"
-    if parent is None and checkpoint.parent_id is not None:
-        return f"checkpoint {checkpoint.parent_id}, which it was begun on, is not retained"
-    return None
-
-
-def played_from(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return those checkpoints whose epochs can be played again, oldest first."""
-    rows = {row.id: row for row in checkpoints}
-    return [row for row in checkpoints if not_playable(row, rows.get(row.parent_id or CheckpointId(0))) is None]
-
-
 @dataclass(frozen=True, slots=True)
 class Playing:
-    """The replay of a pipeline's epochs, one after the other.
+    """The replay of a pipeline's epochs, one after the other, in this process.
 
     Attributes:
-        purpose: Why their checkpoints are kept meanwhile; a person who asks sees it.
         spark: Whether Spark may evaluate what Python does not.
         say: Is told what is done now.
+        purpose: Why the epochs' checkpoints are kept meanwhile; a person who asks sees it.
     """
 
     pipeline: Pipeline
     settings: Settings
-    purpose: str
     spark: bool = False
     say: Saying = silent
+    purpose: str = "weir debug"
 
-    def replaying(self, epoch: int) -> AbstractContextManager[EpochReplay]:
-        """Return an epoch, as `replaying` has it."""
+    @contextmanager
+    def replaying(self, epoch: int) -> Iterator[EpochReplay]:
+        """Make an epoch playable again for as long as the `with` block lasts. Its checkpoints stay meanwhile.
 
-        def say(what: str) -> None:
-            self.say(f"epoch {epoch}: {what}")
-
-        return replaying(self.pipeline, self.settings, epoch, self.purpose, spark=self.spark, say=say)
+        Raises:
+            WeirError: It is not retained, or cannot be played again, and why.
+        """
+        pipeline, settings = self.pipeline, self.settings
+        with ExitStack() as stack:
+            storage, registry, checkpoint, parent = stack.enter_context(
+                held_with_parent(pipeline, settings, epoch, self.purpose)
+            )
+            if (why := not_playable(checkpoint, parent)) is not None:
+                playable = [str(row.id) for row in played_from(registry.checkpoints())]
+                raise WeirError(
+                    f"Epoch {checkpoint.id} of {pipeline.title} cannot be played again: {why}.",
+                    where=f"checkpoint {checkpoint.id}",
+                    next=f"These epochs can be: {', '.join(playable) or 'none'}. "
+                    f"More stay with checkpoints.num_retained; {_INSTEAD}",
+                )
+            root = stack.enter_context(scratch(settings.work_dir / DIRECTORY, f"{socket.gethostname()}-"))
+            reading = ReadOnlyStorage.of(storage)
+            registry = Registry(reading, pipeline.app_id)
+            phases = Phases(lambda what: self.say(f"epoch {epoch}: {what}"))
+            replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root, self.spark, phases)
+            try:
+                yield replay
+            except (DamageError, TransientError):  # which speak of files of this replay; storage may be damaged
+                replay.prove()
+                raise
+            finally:
+                replay.close()
 
 
 @dataclass
@@ -168,9 +134,6 @@ class EpochReplay:
         root: A directory of its own.
         spark: Whether Spark may evaluate what Python does not.
         phases: What it does, and how long that takes.
-
-    Attributes:
-        fetched: Bytes of state that were fetched, or opened where they lie if storage is on a disk of this host.
     """
 
     pipeline: Pipeline
@@ -182,17 +145,20 @@ class EpochReplay:
     root: Path
     spark: bool = False
     phases: Phases = field(default_factory=Phases)
-    fetched: int = 0
     _plays: dict[str, Collection[int]] = field(default_factory=dict)
     _progress: dict[str, StageProgress] = field(default_factory=dict)
     _listed: dict[CheckpointId, tuple[StateFile, ...]] = field(default_factory=dict)
-    _brought_files: list[StateFile] = field(default_factory=list)
+    _objects: dict[str, StateFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         epoch = self.checkpoint
         parallelism = max((stats.parallelism for stats in epoch.operators.values()), default=1)
         backend = next((epoch.operators[uid].backend for uid in epoch.stages_with_state), self.settings.state.backend)
-        there = _at(self.settings, self.root, parallelism, backend)
+        as_it_was: dict[str, Any] = {
+            "spark": self.settings.spark.model_copy(update={"parallelism": parallelism}),
+            "state": self.settings.state.model_copy(update={"backend": backend, "asynchronous_snapshots": False}),
+        }
+        there = settings_below(self.settings, self.root).model_copy(update=as_it_was)
         scratch_storage = Storage(str(self.root / "storage"))
         self.readers = readers(self.pipeline, there, archived=self.settings)
         self.executor = Recording(self._plays, self._left, _spark(self.settings) if self.spark else None)
@@ -213,22 +179,31 @@ class EpochReplay:
         Raises:
             InputError: A slice cannot be read again.
         """
-        at, offsets = self.checkpoint, SourceOffsets.at(self.parent)
-        slices = {}
-        for name, reader in ((name, reader) for name, reader in self.readers.items() if name in at.slice):
-            with self.phases.timed("slices"), _read_again(self.pipeline, at, name):
-                slices[name] = reader.plan_again(at.slice[name], offsets.expected.get(name), offsets.offsets.get(name))
+        at, offsets, trigger = self.checkpoint, SourceOffsets.at(self.parent), Trigger(self.checkpoint.trigger)
         try:
             lookups = self.context.lookups.again(at, self.parent)
         except InputError as error:
             raise InputError(f"Epoch {at.id} cannot be played again: {error.what}", next=_INSTEAD) from error
-        trigger = Trigger(at.trigger)
-        plan = EpochPlan(trigger, at.reason, slices, trigger is Trigger.DRAIN, lookups=lookups)
+        plan = plan_again(at, offsets, self.readers, lookups, at.reason, trigger=trigger, reading=self._reading)
         expected = {stage.uid: self.parallelism for stage in self.pipeline.stages}
         deadline = time.monotonic() + _SECONDS
         pending = PendingCheckpoint(at.id, at.parent_id, self.parent, at.generation, trigger, expected, deadline)
-        after = offsets.after(slices, self.readers, at.epoch_now)
+        after = offsets.after(plan.slices, self.readers, at.epoch_now)
         return InFlightEpoch(pending, plan, after, at.triggered_at, time.perf_counter(), deadline)
+
+    @contextmanager
+    def _reading(self, source: str) -> Iterator[None]:
+        """Say of a slice that cannot be read again what is left to do."""
+        try:
+            with self.phases.timed("slices"):
+                yield
+        except InputError as error:
+            raise InputError(
+                f"Epoch {self.checkpoint.id} of {self.pipeline.title} cannot be played again: what it read of the "
+                f"source {source} cannot be read as it was. {error.what}",
+                where=error.where,
+                next=f"Bring it back if you can. {_INSTEAD}",
+            ) from error
 
     # -- playing
 
@@ -282,13 +257,11 @@ class EpochReplay:
     @property
     def _is_aligned(self) -> bool:
         """True if every stage applied in the epoch exactly the rows that were handed on to it."""
-        both = (self.checkpoint, self.parent)
-        return not any(stats.waiting for row in both if row is not None for stats in row.operators.values())
+        return not any(row is not None and waits(row) for row in (self.checkpoint, self.parent))
 
     def _waiting(self, checkpoint: Checkpoint | None, stage: Stage) -> set[str]:
         """Return where the rows are that a stage has not applied in a checkpoint."""
-        waiting = stats_of(checkpoint, stage.uid).waiting
-        return {path for batch in waiting for layer in batch["layers"] for path in layer}
+        return waiting_paths({stage.uid: stats_of(checkpoint, stage.uid)})
 
     def _left(self, stage: Stage, subtask: int) -> pa.Table | None:
         """Return the rows of its input that a subtask left to a later epoch, from its checkpoint; None: none."""
@@ -313,8 +286,7 @@ class EpochReplay:
                 self.context.storage.put_bytes(path, data)
         for subtask in subtasks:
             if subtask in stored:
-                with self.phases.timed("fetch"):
-                    self._bring(stage, stored[subtask])
+                self._here_is(stage, stored[subtask])
         return StageProgress.at(parent, stage, {of: stored[of] for of in subtasks if of in stored}, channels)
 
     def _bases(self, stage: Stage) -> dict[int, Snapshot]:
@@ -327,81 +299,48 @@ class EpochReplay:
             self._listed[checkpoint.id] = self.registry.files(checkpoint)
         return self._listed[checkpoint.id]
 
-    def _bring(self, stage: Stage, base: Snapshot) -> None:
-        kind, home = named(self.context.settings.state.backend), self._home(stage, base.subtask)
-        if any(owner(directory) == base.attempt for directory in attempts(home)):
-            return
-        epoch = epoch_dir(self.checkpoint.generation, self.checkpoint.id)
-        cache, check = objects(self.context.settings), _unchecked
-        self._brought_files += base.files
-        is_immutable, arrived = composite.is_immutable(kind), self.phases.arriving(base)
-        brought = snapshot.bring_home(
-            self.storage, home, base, epoch, check, is_immutable, cache, arrived, in_place=True
-        )
-        self.fetched += brought.stored + brought.local
+    @property
+    def fetched(self) -> int:
+        """Bytes of state that were fetched, or opened where they lie if storage is on a disk of this host."""
+        return sum(file.bytes for file in self._objects.values())
+
+    def _here_is(self, stage: Stage, taken: Snapshot) -> Path:
+        """Fetch a snapshot, but for objects that it shares with another one; returns where its files are."""
+        kind, home = named(self.context.settings.state.backend), self._home(stage, taken.subtask)
+        there = [directory for directory in attempts(home) if owner(directory) == taken.attempt]
+        if not there:
+            epoch, cache = epoch_dir(self.checkpoint.generation, self.checkpoint.id), objects(self.context.settings)
+            missing = [file for file in taken.files if file.path not in self._objects]
+            self._objects |= {file.path: file for file in missing}
+            with self.phases.timed("fetch"):
+                arrived, is_immutable = self.phases.arriving(missing), composite.is_immutable(kind)
+                snapshot.bring_home(
+                    self.storage, home, taken, epoch, _unchecked, is_immutable, cache, arrived, in_place=True
+                )
+            there = [directory for directory in attempts(home) if owner(directory) == taken.attempt]
+        return there[0] / "snapshot"
 
     def _home(self, stage: Stage, subtask: int) -> Path:
         return work_dir(self.context) / stage.uid / str(subtask)
 
-    @contextmanager
-    def before(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+    def before(self, stage: Stage, subtask: int) -> AbstractContextManager[Backend | None]:
         """Open a subtask's state before the epoch; None: it had none."""
         base = self._bases(stage).get(subtask)
-        if base is None:
-            yield None
-            return
-        with self._opened(self._brought(stage, base)) as backend:
-            yield backend
+        return nullcontext() if base is None else self._opened(self._here_is(stage, base))
 
-    @contextmanager
-    def after(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+    def after(self, stage: Stage, subtask: int) -> AbstractContextManager[Backend | None]:
         """Open the state of a subtask that was played; None: it has none."""
-        ack = next(ack for ack in self.epoch.acks[stage.uid] if ack.subtask == subtask)
-        if ack.pending_upload is not None and ack.pending_upload.snapshot is not None:
-            with self._opened(Path(ack.pending_upload.directory) / "snapshot") as backend:
-                yield backend
-            return
-        with self.before(stage, subtask) as backend:
-            yield backend
+        pending = next(ack.pending_upload for ack in self.epoch.acks[stage.uid] if ack.subtask == subtask)
+        if pending is None or pending.snapshot is None:
+            return self.before(stage, subtask)
+        return self._opened(Path(pending.directory) / "snapshot")
 
-    @contextmanager
-    def recorded(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+    def recorded(self, stage: Stage, subtask: int) -> AbstractContextManager[Backend | None]:
         """Open a subtask's state as the epoch's checkpoint has it; None: it has none there."""
         taken = snapshots_of(self.files(self.checkpoint), stage.uid).get(subtask)
         if taken is None:
-            yield None
-            return
-        with self._opened(self._fetched(stage, taken), stats_of(self.checkpoint, stage.uid).backend) as backend:
-            yield backend
-
-    def _fetched(self, stage: Stage, taken: Snapshot) -> Path:
-        """Return where the files are of a snapshot in the epoch's checkpoint."""
-        directory = self.root / "recorded" / stage.uid / str(taken.subtask)
-        if not directory.exists():
-            directory.mkdir(parents=True)
-            with self.phases.timed("fetch"):
-                missing = tuple(file for file in taken.files if not self._linked(stage, taken.subtask, file, directory))
-                lacking = replace(taken, files=missing)
-                self._brought_files += missing
-                arrived = self.phases.arriving(lacking)
-                fetched = snapshot.fetch(self.storage, lacking, directory, arrived=arrived, in_place=True)
-                self.fetched += fetched.stored + fetched.local
-        return directory
-
-    def _linked(self, stage: Stage, subtask: int, file: StateFile, directory: Path) -> bool:
-        """Link an object that was fetched, and whose digest was checked, for the state before the epoch."""
-        base = self._bases(stage).get(subtask)
-        same = next((of for of in base.files if of.path == file.path), None) if base is not None else None
-        is_immutable = composite.is_immutable(named(self.context.settings.state.backend))
-        if base is None or same is None or not is_immutable(same.name):
-            return False
-        disks.link(self._brought(stage, base) / same.name, directory / file.name)
-        return True
-
-    def _brought(self, stage: Stage, base: Snapshot) -> Path:
-        """Return where the files are of a snapshot that was fetched."""
-        home = attempts(self._home(stage, base.subtask))
-        return next(directory for directory in home if owner(directory) == base.attempt) / "snapshot"
+            return nullcontext()
+        return self._opened(self._here_is(stage, taken), stats_of(self.checkpoint, stage.uid).backend)
 
     @contextmanager
     def _opened(self, source: Path, wrote: str | None = None) -> Iterator[Backend]:
@@ -449,7 +388,7 @@ class EpochReplay:
             DamageError: One is not what its checkpoint says: it is named, as it is in storage.
         """
         with self.phases.timed("prove"):
-            for file in self._brought_files:
+            for file in self._objects.values():
                 if self.storage.on_disk(file.path) is not None:
                     self.storage.prove(file.path, file.digest)
 
@@ -481,38 +420,11 @@ def _lanes_of_sources(stage: Stage) -> Iterator[Stage]:
 
 
 def _spark(settings: Settings) -> SparkExecutor:
-    """Spark in this process, whatever the settings run the pipeline on."""
+    """Return Spark in this process, whatever the settings run the pipeline on."""
     from weir.execution.spark.spark_executor import SparkExecutor
 
-    here = settings.spark.model_copy(update={"master": "local[*]"})
-    return SparkExecutor(settings.model_copy(update={"spark": here}), "weir debug")
+    return SparkExecutor(spark_here(settings), "weir debug")
 
 
 def _unchecked(_: Path) -> None:
     """Digests alone say whether files are whole."""
-
-
-def _at(settings: Settings, root: Path, parallelism: int, backend: str) -> Settings:
-    """Return the same settings with directories below `root`, for an epoch as it was."""
-    changed: dict[str, Any] = {
-        "local": settings.local.model_copy(update={"work_dir": str(root / "work"), "objects_mb": 0}),
-        "storage": settings.storage.model_copy(update={"root": str(root / "storage")}),
-        "checkpoints": settings.checkpoints.model_copy(update={"alignment_timeout_seconds": None}),
-        "spark": settings.spark.model_copy(update={"parallelism": parallelism}),
-        "state": settings.state.model_copy(update={"backend": backend, "asynchronous_snapshots": False}),
-    }
-    return settings.model_copy(update=changed)
-
-
-@contextmanager
-def _read_again(pipeline: Pipeline, checkpoint: Checkpoint, source: str) -> Iterator[None]:
-    """Say of a slice that cannot be read again what is left to do."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(
-            f"Epoch {checkpoint.id} of {pipeline.title} cannot be played again: what it read of the source {source} "
-            f"cannot be read as it was. {error.what}",
-            where=error.where,
-            next=f"Bring it back if you can. {_INSTEAD}",
-        ) from error

@@ -18,8 +18,9 @@ from state_ops.keyed.owners import GROUP_BYTES, OfKeys, owner_of, owners_of
 from state_ops.records.snapshot_files import snapshots_of
 from state_ops.schema.key_codec import decode_keys
 from weir.definition import Stage
+from weir.inspection.comparison.entries import HIDDEN, kind_of, paired
+from weir.inspection.comparison.rows import STATE, Difference, difference
 from weir.inspection.view import View
-from weir.replay.comparison import HIDDEN, STATE, Difference, difference, differing_keys
 from weir.replay.replay import EpochReplay
 
 SHOWN_KEYS, MOST_ENTRIES = 1_000, 10_000
@@ -104,11 +105,11 @@ class _Looking:
             with self.replay.after(self.stage, subtask) as after, self.replay.recorded(self.stage, subtask) as recorded:
                 now, then = (self._only_of(backend, asked) for backend in (after, recorded))
                 for group in self._groups(groups, asked):
-                    for entry in islice(differing_keys(now, then, group), MOST_ENTRIES + 1 - entries):
+                    for key, *_ in islice(paired(now, then, group), MOST_ENTRIES + 1 - entries):
                         entries += 1
-                        hidden = hidden_by_key.setdefault(owner_of(entry, self.keys.types), set())
-                        if entry[GROUP_BYTES] in HIDDEN:
-                            hidden.add(HIDDEN[entry[GROUP_BYTES]])
+                        hidden = hidden_by_key.setdefault(owner_of(key, self.keys.types), set())
+                        if kind_of(key) in HIDDEN:
+                            hidden.add(HIDDEN[kind_of(key)])
         if entries > MOST_ENTRIES:
             self.notes.append(f"More than {MOST_ENTRIES:,} entries of state differ; so many were looked into.")
         return hidden_by_key

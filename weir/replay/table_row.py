@@ -28,7 +28,7 @@ from weir.connectors.formats.stored_rows import stored_rows
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline, Stage
 from weir.execution.executor import staged_table
-from weir.replay.comparison import canonical_text
+from weir.inspection.comparison.rows import canonical_text
 
 _STAGED = re.compile(r"/(g\d+-e\d+)/(\d+)-[^/]+(?:/\d+)?\.parquet$")
 

@@ -15,8 +15,8 @@ from state_ops.errors import WeirError
 from weir.definition import Stage
 from weir.definition.column_lineage import before, seen_as
 from weir.inspection import state_reader
+from weir.inspection.comparison.rows import alike
 from weir.inspection.state_reader import StateChange
-from weir.replay.comparison import canonical_text
 from weir.replay.played import Played, key_of, rows_by_input, stacked, subtasks_of
 from weir.replay.recording import came_from
 from weir.replay.replay import Playing, lanes_reading
@@ -53,10 +53,8 @@ class Same:
 
     def of(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows with these values, of the columns that both have."""
-        names = [name for name in self.values if name in rows.columns]
-        wanted = canonical_text({name: self.values[name] for name in names})
-        same = [canonical_text(row) == wanted for row in rows.select(names).iter_rows(named=True)]
-        return rows.filter(pl.Series(same, dtype=pl.Boolean))
+        same = alike(rows, self.values)
+        return rows if same is None else same
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ published stays its own."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
@@ -23,7 +22,7 @@ from state_ops.records.checkpoint import START, STARTED, Checkpoint
 from state_ops.records.pins import SAVEPOINT
 from state_ops.storage.storage import Storage
 from weir.ownership.context import RunContext
-from weir.ownership.derived_checkpoint import commit, copied, lasting, pointed
+from weir.ownership.derived_checkpoint import copied, first_of, lasting
 from weir.ownership.ownership import Ownership
 from weir.settings.configuration import Settings
 
@@ -96,9 +95,7 @@ def seed(
     ) as hold:
         moved = copied(context, source, lasting(listing, saved.operators), epoch)
         hold.check()
-    base = replace(saved, sinks={}, operators=pointed(saved.operators, moved))
-    files = [here for _, here in moved]
-    return commit(context, base, epoch, files, kind=START, what=reason, beginning={STARTED: int(epoch)})
+    return first_of(context, saved, moved, epoch, kind=START, what=reason, beginning={STARTED: int(epoch)})
 
 
 def _began_from(context: RunContext, head: Checkpoint, origin: str) -> bool:

@@ -20,7 +20,7 @@ from tests.weir.rides import Rides
 from weir import State
 from weir.epoch import scheduler
 from weir.inspection import database, state_reader
-from weir.inspection.diff import compared
+from weir.inspection.comparison.states import compared
 from weir.inspection.sql import answered
 
 

@@ -15,6 +15,7 @@ from weir.cli.shell import completion
 from weir.loading import find
 from weir.replay import played
 from weir.replay.played import Played
+from weir.replay.replay import Playing
 
 
 def debug(
@@ -51,14 +52,12 @@ def debug(
     Nothing is written to the pipeline's storage, and a coordinator may go on. Only state of the subtasks that are played is fetched. Exit code 1 if something is otherwise than it was.
     """
     definition, settings = find(pipeline)
-    asked = partial(
-        played.debug, definition, settings, epoch, stage=stage, key=key or None, subtask=subtask, spark=spark
-    )
+    asked = partial(played.debug, epoch=epoch, stage=stage, key=key or None, subtask=subtask)
     if stop:
-        seen = asked(stop=pdb.Pdb)
+        seen = asked(Playing(definition, settings, spark), stop=pdb.Pdb)
     else:
         with waiting("playing the epoch again") as say:
-            seen = asked(say=say)
+            seen = asked(Playing(definition, settings, spark, say))
     if json:
         print_json(seen.to_dict())
     else:

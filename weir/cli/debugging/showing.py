@@ -13,7 +13,7 @@ from state_ops.counts import counted
 from state_ops.printable import on_one_line
 from weir.cli.console import out, print_table
 from weir.cli.rendering import short
-from weir.replay.comparison import Difference
+from weir.inspection.comparison.rows import Difference
 
 _FILES = 5
 Spark = Annotated[

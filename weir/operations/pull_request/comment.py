@@ -16,8 +16,9 @@ from typing import Any, Final
 from state_ops.counts import agrees, counted
 from state_ops.redaction import redacted
 from state_ops.value_text import text_of
+from weir.inspection.comparison.states import StateDiff, by_field
+from weir.inspection.comparison.tables import KINDS, TableDiff
 from weir.markdown import as_code
-from weir.operations.branch_diff import StateDiff, by_field
 from weir.operations.pull_request.review import (
     CODE,
     GATES,
@@ -30,7 +31,6 @@ from weir.operations.pull_request.review import (
     to_commit_seconds,
 )
 from weir.operations.pull_request.taking import in_words
-from weir.operations.row_diff import KINDS, TableDiff
 
 LIMIT: Final = 65_536
 _SHOWN: Final = 20  # findings, gates, days and lines of a trace

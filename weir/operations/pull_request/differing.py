@@ -7,6 +7,7 @@ table with keys they are netted first, so that a key counts by what has become o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +17,7 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.counts import agrees, counted
-from state_ops.errors import ConfigurationError
-from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import StateFile, snapshots_of
-from state_ops.schema import descriptors
-from state_ops.schema.key_groups import group_range
-from state_ops.snapshots.rescale import first_key
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.change_feed import CHANGE_TYPE, DELETE, UPDATE
 from weir.connectors.delta.changes import ROW, Changes
@@ -29,14 +25,12 @@ from weir.connectors.delta.upsert import spilled
 from weir.connectors.sink import Sink
 from weir.definition import Pipeline
 from weir.execution.executor import staged_table
+from weir.inspection.comparison.states import StateDiff, states_differ
+from weir.inspection.comparison.tables import OURS, THEIRS, TableDiff, compared_rows
 from weir.inspection.database import database, load
-from weir.inspection.diff import compared_views
-from weir.inspection.snapshot_files import opened
 from weir.inspection.view import View, view_of
-from weir.operations.branch_diff import StateDiff, fields_differ
 from weir.operations.pull_request.replaying import EpochPlayed
 from weir.operations.pull_request.taking import Taken, rows_for
-from weir.operations.row_diff import OURS, THEIRS, TableDiff, compared_rows
 from weir.settings.configuration import Settings
 
 if TYPE_CHECKING:
@@ -117,13 +111,8 @@ def _newest(changes: Changes, schema: pa.Schema) -> Iterator[pa.Table]:
             yield frames.aligned(marked, schema)
 
 
-def states_differ(
-    pipeline: Pipeline,
-    settings: Settings,
-    taken: Taken,
-    storage: Storage,
-    last: EpochPlayed,
-    sample: int,
+def state_diffs(
+    pipeline: Pipeline, settings: Settings, taken: Taken, storage: Storage, last: EpochPlayed, sample: int
 ) -> Iterator[StateDiff]:
     """Return by stage how the state differs after the last epoch.
 
@@ -132,64 +121,10 @@ def states_differ(
         storage: The branch's.
     """
     end, tip = last.recorded, last.now
-    for uid in dict.fromkeys([*end.stages_with_state, *tip.stages_with_state]):
-        if uid not in end.stages_with_state or uid not in tip.stages_with_state:
-            yield StateDiff(
-                uid, None, why=f"only {'the branch' if uid in tip.stages_with_state else 'production'} has it"
-            )
-            continue
-        stage = pipeline.stage(uid)
-        left_out = stage.operator.clocked_state(stage)
-        first = _view(pipeline, settings, taken.copy, end, uid, taken.listings[int(end.id)])
-        second = _view(pipeline, settings, storage, tip, uid, last.files)
-        try:
-            with (
-                compared_views(first, second, left_out, rounded=True) as difference,
-                difference.rows(sample) as (_, tables),
-            ):
-                rows = [row for table in tables for row in frames.python_rows(table)]
-                fields = fields_differ(difference, "production", "the branch")
-                timers = _timers_differ(first, second) if pipeline.stage(uid).on_timer is not None else ""
-                yield StateDiff(uid, dict(difference.counts), rows, fields, left_out, timers)
-        except ConfigurationError as error:
-            yield StateDiff(uid, None, why=error.what)
 
+    def views(uid: str) -> AbstractContextManager[tuple[View, View]]:
+        first, second = (snapshots_of(files, uid) for files in (taken.listings[int(end.id)], last.files))
+        ours = view_of(pipeline, settings, taken.copy, end, uid, first)
+        return nullcontext((ours, view_of(pipeline, settings, storage, tip, uid, second)))
 
-_TIMERS = {descriptors.EVENT_TIMERS: "event time", descriptors.PROCESSING_TIMERS: "processing time"}
-_OF_TIMERS = pa.schema([("timer", pa.binary())])
-
-
-def _timers_differ(first: View, second: View) -> str:
-    """Return in words how many timers only one side has. It is "" if both have the same."""
-    parts = []
-    for kind, clock in _TIMERS.items():
-        with database() as connection:
-            load(connection, OURS, _timers(first, kind), _OF_TIMERS)
-            load(connection, THEIRS, _timers(second, kind), _OF_TIMERS)
-            for here, there, side in ((OURS, THEIRS, "production"), (THEIRS, OURS, "the branch")):
-                query = f"SELECT count(*) FROM (SELECT * FROM {here} EXCEPT ALL SELECT * FROM {there})"
-                ((count,),) = connection.execute(query).fetchall()
-                parts += [f"only {side} has {counted(count, 'timer')} by {clock}"] if count else []
-    return "; ".join(parts)
-
-
-def _timers(view: View, kind: int) -> Iterator[pa.Table]:
-    """Yield the entries of timers of one kind, key group by key group. What they hold is left out: it says in whose
-    barrier they did not fire, which is over."""
-    for subtask, taken in view.snapshots.items():
-        with opened(view.storage, view.options, taken, view.backend) as backend:
-            for group in group_range(subtask, view.parallelism, view.max_parallelism):
-                beginning, end = (first_key(group) + bytes([of]) for of in (kind, kind + 1))
-                keys = [key for key, _ in backend.scan(beginning, end)]
-                yield pa.table([pa.array(keys, pa.binary())], schema=_OF_TIMERS)
-
-
-def _view(
-    pipeline: Pipeline,
-    settings: Settings,
-    storage: Storage,
-    checkpoint: Checkpoint,
-    uid: str,
-    files: tuple[StateFile, ...],
-) -> View:
-    return view_of(pipeline, settings, storage, checkpoint, uid, snapshots_of(files, uid))
+    return states_differ(pipeline, end, tip, views, ("production", "the branch"), sample=sample, replayed=True)

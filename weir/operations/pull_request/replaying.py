@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from state_ops.errors import (
     GateError,
@@ -27,29 +23,18 @@ from state_ops.errors import (
     WeirError,
 )
 from state_ops.ids import CheckpointId
-from state_ops.records.checkpoint import FORK, FORKED, Checkpoint
+from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import StateFile
-from state_ops.records.triggers import Trigger
-from state_ops.storage.branches import Branch
-from weir.connectors.source import RUNNING
 from weir.definition import HOLD, Gate, Pipeline, Stage
 from weir.definition.names import WARN
-from weir.epoch.model import EpochReport, SourceOffsets
-from weir.epoch.scheduler import EpochScheduler
-from weir.epoch.step_runner import Threads
 from weir.execution.executor import Executor
 from weir.gates.evaluation import GateVerdict
 from weir.operations.pull_request.taking import Taken
-from weir.ownership.context import RunContext
-from weir.ownership.derived_checkpoint import commit, copied, pointed
-from weir.ownership.ownership import Ownership, claimed
 from weir.ownership.pipeline_storage import readers
-from weir.run.run import RunOptions, check_fits, coordinator_of
+from weir.replay.replayer import replaying, settings_below
 from weir.settings.configuration import Settings
-from weir.sources.reader import SourceReader
-from weir.sources.slices import EpochPlan, Slice
+from weir.sources.slices import Slice
 
-BRANCH = "ci"
 # How errors of an author's code begin, up to the text of what the code has raised.
 _WITHOUT_VALUES = re.compile(
     r"The (?:function|transform) of the stage \w+ raised [\w.]+|The stage \w+ failed: [\w.]+"
@@ -131,27 +116,16 @@ class Replayed:
         return self.played[-1].now if self.played else None
 
 
-def branch_of(pipeline: Pipeline) -> Pipeline:
-    """Return the pipeline as a branch that only this replay knows: all its sinks are tables of the branch's own."""
-    return replace(pipeline, branch=Branch(BRANCH, uuid.uuid4().hex))
-
-
 def settings_for(settings: Settings, directory: Path, epochs: int) -> Settings:
     """Return these settings with storage and local files below a directory, for epochs that are all retained."""
-    changed: dict[str, Any] = {
-        "storage": settings.storage.model_copy(update={"root": str(directory / "storage")}),
-        "local": settings.local.model_copy(update={"work_dir": str(directory / "work"), "objects_mb": 0}),
-        "checkpoints": settings.checkpoints.model_copy(
-            update={
-                "alignment_timeout_seconds": None,
-                "max_concurrent": 1,
-                "min_pause_seconds": 0.0,
-                "num_retained": epochs + 1,
-                "timeout_seconds": max(settings.checkpoints.timeout_seconds, _SECONDS),
-            }
-        ),
-    }
-    return settings.model_copy(update=changed)
+    return settings_below(
+        settings,
+        directory,
+        max_concurrent=1,
+        min_pause_seconds=0.0,
+        num_retained=epochs + 1,
+        timeout_seconds=max(settings.checkpoints.timeout_seconds, _SECONDS),
+    )
 
 
 def replay(
@@ -165,7 +139,7 @@ def replay(
     """Replay epochs of production.
 
     Args:
-        here: The pipeline as `branch_of` has it, with the branch's code.
+        here: The pipeline as a branch that only this replay knows, with the code of the pull request.
         there: As `settings_for` has them.
         production: Whose storage has what sources have archived.
         on_epoch: Is told of each epoch that came to its end.
@@ -176,22 +150,22 @@ def replay(
     """
     asked = _only_asked(here)
     played: list[EpochPlayed] = []
-    sources = readers(here, there, RUNNING, archived=production)
     at: Checkpoint | None = None
     planned = False
     try:
-        with claimed(asked, there, executor) as owner:
-            owner.context.tells_sources = False
-            if taken.chosen.base is not None:
-                check_fits(asked, _seeded(owner, taken, taken.chosen.base))
-            before, columns = taken.chosen.base, _columns_of_new(here, there, taken.chosen.epochs[-1])
+        with replaying(asked, there, production, executor, "a pull request", anew=True) as replayer:
+            before = taken.chosen.base
+            if before is not None:
+                replayer.begin(before, taken.copy, taken.base_files)
+            empty = _empty_slices(here, there, taken.chosen.epochs[-1])
             for at in taken.chosen.epochs:
                 planned = False
-                plan = _plan(owner.context, sources, at, before, columns)
+                plan = replayer.plan(at, before, empty)
                 planned = True
                 clock = time.perf_counter()
-                report = _played(owner, plan, _first_id(at, before))
-                files = owner.context.registry.files(report.checkpoint)
+                report = replayer.play(plan, _first_id(at, before))
+                assert report is not None, "it is played until gates set nothing more aside"
+                files = replayer.owner.context.registry.files(report.checkpoint)
                 verdicts = tuple(_as_meant(here, verdict) for verdict in report.verdicts)
                 played.append(EpochPlayed(at, report.checkpoint, files, verdicts, time.perf_counter() - clock))
                 on_epoch(played[-1])
@@ -204,9 +178,6 @@ def replay(
         cause = _cause(error, is_of_plan=is_of_plan)
         failed = Failed(int(at.id) if at is not None else None, cause, str(error), traceback, type(error).__name__)
         return Replayed(tuple(played), failed)
-    finally:
-        for reader in sources.values():
-            reader.close()
     return Replayed(tuple(played))
 
 
@@ -224,29 +195,18 @@ def new_sources(pipeline: Pipeline, last: Checkpoint) -> list[str]:
     return [name for name in names if name not in last.slice and name not in last.offsets]
 
 
-def _columns_of_new(here: Pipeline, there: Settings, last: Checkpoint) -> dict[str, pa.Schema | None]:
-    """Return by new source the columns of the rows that wait there.
+def _empty_slices(here: Pipeline, there: Settings, last: Checkpoint) -> dict[str, Slice]:
+    """Return by new source an empty slice with the columns of the rows that wait there.
 
     A stage that reads other sources too needs them.
     """
     new = new_sources(here, last)
     looking = readers(replace(here, branch=None), there) if new else {}
     try:
-        return {name: looking[name].preview(None, there.epoch, None).schema for name in new}
+        return {name: Slice((), False, None, looking[name].preview(None, there.epoch, None).schema) for name in new}
     finally:
         for reader in looking.values():
             reader.close()
-
-
-def _seeded(owner: Ownership, taken: Taken, base: Checkpoint) -> Checkpoint:
-    """Begin the branch's registry with the checkpoint of production from which the replay goes on."""
-    context = owner.context
-    owner.heartbeat.begin(base.id)
-    moved = copied(context, taken.copy, taken.base_files, base.id)
-    beginning = replace(base, sinks={}, operators=pointed(base.operators, moved))
-    files = [here for _, here in moved]
-    what = f"checkpoint {base.id} of {context.pipeline.name}, for a pull request"
-    return commit(context, beginning, base.id, files, kind=FORK, what=what, beginning={FORKED: int(base.id)})
 
 
 def _first_id(recorded: Checkpoint, before: Checkpoint | None) -> CheckpointId:
@@ -254,68 +214,6 @@ def _first_id(recorded: Checkpoint, before: Checkpoint | None) -> CheckpointId:
     one."""
     set_aside = any(part.get("excluded") or part.get("unfit") for part in recorded.slice.values())
     return CheckpointId(before.id + 1) if set_aside and before is not None else recorded.id
-
-
-def _plan(
-    context: RunContext,
-    sources: Mapping[str, SourceReader],
-    recorded: Checkpoint,
-    before: Checkpoint | None,
-    columns: Mapping[str, pa.Schema | None],
-) -> EpochPlan:
-    """Return an epoch's plan as it was, of those sources that the branch still reads. Of one that is new it reads
-    nothing.
-
-    Args:
-        columns: Of the sources that are new.
-
-    Raises:
-        InputError: Something cannot be read again.
-    """
-    expected = SourceOffsets.at(context.registry.head()).expected
-    slices = {}
-    for name, reader in sources.items():
-        if name in recorded.slice:
-            part = {key: value for key, value in recorded.slice[name].items() if key != "excluded"}
-            position = before.offsets.get(name) if before is not None else None
-            slices[name] = reader.plan_again(part, expected.get(name), position)
-        elif name in columns:
-            slices[name] = Slice((), False, None, columns[name])
-    return EpochPlan(
-        Trigger.MANUAL,
-        f"epoch {recorded.id} of {context.pipeline.name}, for a pull request",
-        slices,
-        recorded.trigger == Trigger.DRAIN.value,
-        at=recorded.triggered_at,
-        now=recorded.epoch_now,
-        lookups=context.lookups.again(recorded, context.head),
-    )
-
-
-def _played(owner: Ownership, plan: EpochPlan, first: CheckpointId) -> EpochReport:
-    """Play one epoch to its end, also if gates set rows of it aside. Raises whatever it fails over."""
-    coordinator = coordinator_of(owner.context, RunOptions(), CheckpointId(first - 1))
-    threads = Threads()
-    scheduler = EpochScheduler(owner.context, coordinator, owner.heartbeat, threads, _raised)
-    reports: list[EpochReport] = []
-    again: EpochPlan | None = plan
-    try:
-        while again is not None:
-            if not scheduler.begin(again):
-                raise TransientError(
-                    "An epoch could not be begun.", where=f"epoch {first}", next="The log says why. Ask again."
-                )
-            while not scheduler.empty:
-                reports += scheduler.turn(owner.context.settings.run.poll_seconds)
-            again = scheduler.again
-    finally:
-        scheduler.close()
-        threads.close()
-    return reports[-1]
-
-
-def _raised(_: int, error: WeirError) -> None:
-    raise error
 
 
 # -- gates

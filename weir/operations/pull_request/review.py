@@ -16,7 +16,6 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -37,25 +36,27 @@ from weir.execution.executor import Executor, staged_table
 from weir.execution.spark.spark_executor import SparkExecutor
 from weir.gates import evaluation, restore_gates
 from weir.gates.evaluation import GateVerdict
-from weir.operations.branch_diff import StateDiff
+from weir.inspection.comparison.states import SHOWN, StateDiff
+from weir.inspection.comparison.tables import TableDiff
 from weir.operations.forks import branched
 from weir.operations.plan import StatePlan, compared
-from weir.operations.pull_request.differing import rows_differ, states_differ
+from weir.operations.pull_request.differing import rows_differ, state_diffs
 from weir.operations.pull_request.replaying import (
     EpochPlayed,
     Failed,
     Replayed,
-    branch_of,
     new_sources,
     replay,
     settings_for,
 )
 from weir.operations.pull_request.taking import Chosen, Taken, choose, take
-from weir.operations.row_diff import SAMPLE, TableDiff
 from weir.ownership.pipeline_storage import open_storage
+from weir.replay.phases import Phases
+from weir.replay.replayer import branch_of, spark_here, working_in
 from weir.settings.configuration import Settings
 
 MAIN: Final = "main"
+BRANCH: Final = "ci"
 PLAN, CODE, INPUT, GATES, ROWS, STATE = "plan", "code", "input", "gates", "rows", "state"
 KINDS = (PLAN, CODE, INPUT, GATES, ROWS, STATE)  # of what may be otherwise, the worst first
 DEFAULT_FAILURES = (PLAN, CODE, GATES)
@@ -258,7 +259,7 @@ def review(
     origin: str = MAIN,
     epochs: int = 2,
     scratch: Path | None = None,
-    sample: int = SAMPLE,
+    sample: int = SHOWN,
     executor: Executor | None = None,
     on_epoch: Callable[[EpochPlayed], None] = lambda _: None,
 ) -> Review:
@@ -286,7 +287,7 @@ def review(
         )
     evaluation.check_installed(pipeline)
     extras.check("duckdb", "weir ci")
-    settings = _with_spark_here(settings)
+    settings = spark_here(settings)
     production = pipeline if origin == MAIN else branched(pipeline, settings, origin)
     home = scratch if scratch is not None else settings.work_dir / "ci"
     _check_apart(home, pipeline, settings)
@@ -295,14 +296,6 @@ def review(
         trial = _Trial(pipeline, production, settings, origin, epochs, directory, sample, executor, on_epoch)
         done = trial.run()
     return replace(done, seconds={**done.seconds, "all": time.perf_counter() - clock})
-
-
-def _with_spark_here(settings: Settings) -> Settings:
-    """Return the settings with Spark in this process: executors of production's cluster would neither see the directory
-    in which everything is written, nor have to."""
-    if settings.spark.master.startswith("local"):
-        return settings
-    return settings.model_copy(update={"spark": settings.spark.model_copy(update={"master": "local[*]"})})
 
 
 def _check_apart(home: Path, pipeline: Pipeline, settings: Settings) -> None:
@@ -333,21 +326,20 @@ class _Trial:
     sample: int
     executor: Executor | None
     on_epoch: Callable[[EpochPlayed], None]
-    seconds: dict[str, float] = field(default_factory=dict)
+    phases: Phases = field(default_factory=Phases)
 
     def run(self) -> Review:
         storage = ReadOnlyStorage.of(open_storage(self.production, self.settings)[0])
         registry = Registry(storage, self.production.app_id)
         # Its storage is production's still: sources look there for what is archived. Files are written elsewhere.
-        local = self.settings.local.model_copy(update={"work_dir": str(self.directory / "work"), "objects_mb": 0})
-        looking = self.settings.model_copy(update={"local": local})
+        looking = working_in(self.settings, self.directory / "work")
         runs = self.executor or SparkExecutor(looking, app=f"weir ci {self.pipeline.name}")
-        with self._timed("plan"):
+        with self.phases.timed("plan"):
             plan = _retried(lambda: self._plan(storage, registry, looking, runs))
         blank = Review(self.pipeline.name, self.origin, plan, parallelism=self.settings.spark.parallelism)
         if plan.stops:
             chosen = choose(self.production, registry, storage.uri, self.epochs)
-            return replace(blank, chosen=chosen, seconds=self.seconds)
+            return replace(blank, chosen=chosen, seconds=self.phases.seconds)
         return _retried(lambda: self._tried(blank, storage, registry, runs))
 
     def _plan(self, storage: ReadOnlyStorage, registry: Registry, looking: Settings, runs: Executor) -> StatePlan:
@@ -372,11 +364,11 @@ class _Trial:
             chosen = choose(self.production, registry, storage.uri, self.epochs, upto)
             notes += [note for note in chosen.notes if note not in notes]
             if not chosen.epochs:
-                return replace(blank, chosen=chosen, notes=tuple(notes), seconds=self.seconds)
-            with self._timed("take"):
+                return replace(blank, chosen=chosen, notes=tuple(notes), seconds=self.phases.seconds)
+            with self.phases.timed("take"):
                 taken = take(registry, storage, chosen, place / "production")
-            here, there = branch_of(self.pipeline), settings_for(self.settings, place, len(chosen.epochs))
-            with self._timed("replay"):
+            here, there = branch_of(self.pipeline, BRANCH), settings_for(self.settings, place, len(chosen.epochs))
+            with self.phases.timed("replay"):
                 replayed = self._replayed(here, there, registry, taken, runs)
             failed = replayed.failed
             if (
@@ -390,9 +382,9 @@ class _Trial:
                 notes.append(f"Epoch {upto} cannot be replayed, so only later ones are: {why}")
                 shutil.rmtree(place, ignore_errors=True)
                 continue
-            with self._timed("compare"):
+            with self.phases.timed("compare"):
                 done = self._reviewed(blank, here, there, taken, replayed, notes)
-            return replace(done, seconds=self.seconds)
+            return replace(done, seconds=self.phases.seconds)
 
     def _replayed(self, here: Pipeline, there: Settings, registry: Registry, taken: Taken, runs: Executor) -> Replayed:
         replayed = replay(here, there, self.settings, taken, runs, self.on_epoch)
@@ -415,7 +407,7 @@ class _Trial:
         restores: list[GateOutcome] = []
         about = list(_about_code(here, taken))
         if replayed.failed is None:
-            states = tuple(states_differ(here, there, taken, storage, played[-1], self.sample))
+            states = tuple(state_diffs(here, there, taken, storage, played[-1], self.sample))
             restores = list(_restore_outcomes(here, there, taken, played))
             about += _about_watermarks(here, played[-1])
         return replace(
@@ -430,14 +422,6 @@ class _Trial:
             notes=(*notes, *about),
             bytes_copied=taken.bytes,
         )
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        clock = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - clock
 
 
 def _retried(call: Callable[[], Done]) -> Done:

@@ -27,6 +27,7 @@ from weir.definition import Pipeline
 from weir.definition.pipeline import AT_MOST_ONCE
 from weir.inspection.state_reader import chain
 from weir.ownership.derived_checkpoint import lasting
+from weir.replay.replayer import not_playable, waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +121,8 @@ def choose(pipeline: Pipeline, registry: Registry, where: str, most: int, upto: 
 
 def _continues(line: Sequence[Checkpoint], at: int) -> bool:
     """Return whether a checkpoint is an epoch's, and the checkpoint before it is retained, if it has one."""
-    row = line[at]
-    return row.kind == EPOCH and (row.parent_id is None or (at > 0 and line[at - 1].id == row.parent_id))
-
-
-def waits(row: Checkpoint) -> bool:
-    """Return whether rows wait in front of a stage. How far that came depended on the clock."""
-    return any(stats.waiting for stats in row.operators.values())
+    row, before = line[at], line[at - 1] if at else None
+    return not_playable(row, before if before is not None and before.id == row.parent_id else None) is None
 
 
 def _fewer(count: int, most: int, line: Sequence[Checkpoint], begin: int) -> str:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from tests.recovery import small
+from weir.inspection.comparison.tables import OURS, THEIRS, TableDiff, compared_rows
 from weir.inspection.database import database, load
-from weir.operations.row_diff import OURS, THEIRS, TableDiff, compared_rows
 
 
 def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> TableDiff:

@@ -1,7 +1,7 @@
 """The differences of two sides' rows, as multisets. Both sides are loaded into a database and compared there.
 
-If a row of one side has a counterpart of the same key on the other side, it counts as changed. Floats count as equal if
-their first nine digits are, since sums depend on the order in which rows arrive. Columns that say when a row was
+If a row of one side has a counterpart of the same key on the other side, it counts as changed. Floats count as equal as
+`floats` says. Columns that say when a row was
 processed are left out and named, because one of the sides has read everything later.
 """
 
@@ -16,15 +16,15 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from weir.definition import Pipeline
 from weir.definition.names import START
+from weir.inspection.comparison.floats import are_compared_as_floats, is_number, nine_digits
+from weir.inspection.comparison.states import ADDED, CHANGED, REMOVED, SHOWN
 from weir.inspection.database import asked, quoted
-from weir.inspection.diff import ADDED, CHANGED, REMOVED, nine_digits
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 OURS, THEIRS = "ours", "theirs"  # the names of the two sides in the database
 KINDS = (ADDED, REMOVED, CHANGED)
-SAMPLE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def compared_rows(
     first: pa.Schema | None,
     second: pa.Schema | None,
     *,
-    sample: int = SAMPLE,
+    sample: int = SHOWN,
     without: Iterable[str] = (),
 ) -> TableDiff:
     """Compare the rows of a sink that are loaded as `OURS` and `THEIRS`.
@@ -136,7 +136,7 @@ def _title(name: str) -> str:
 
 def _as_shown(column: str, types: Sequence[pa.DataType]) -> str:
     """Return a column of `differing` as the table has it: floats are compared as texts of nine digits."""
-    if not _is_compared_as_float(types):
+    if not are_compared_as_floats(types):
         return column
     # A float32 has fewer digits than these: as its own shortest text it is 1.1, and not 1.10000002.
     is_short = all(map(pa.types.is_float32, types))
@@ -205,21 +205,13 @@ def _compare(
 def _comparable(name: str, types: Sequence[pa.DataType]) -> str:
     """Return a column as both sides can be compared by it."""
     column = quoted(name)
-    if _is_compared_as_float(types):
+    if are_compared_as_floats(types):
         return nine_digits(column)
     if len(set(types)) == 1:
         return column
-    if not all(map(_is_number, types)):
+    if not all(map(is_number, types)):
         return f"CAST(to_json({column}) AS VARCHAR)"
     if any(map(pa.types.is_decimal, types)):  # no decimal has room for all whole numbers and all decimals
         text = f"CAST({column} AS VARCHAR)"
         return f"CASE WHEN contains({text}, '.') THEN rtrim(rtrim({text}, '0'), '.') ELSE {text} END"
     return column
-
-
-def _is_compared_as_float(types: Sequence[pa.DataType]) -> bool:
-    return any(map(pa.types.is_floating, types)) and all(map(_is_number, types))
-
-
-def _is_number(type: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type))
