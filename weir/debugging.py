@@ -18,10 +18,10 @@ from weir.definition import Pipeline
 from weir.inspection.comparison.rows import Difference
 from weir.loading import named
 from weir.replay import explain as explaining
-from weir.replay import played
+from weir.replay import stage_replay
 from weir.replay.explain import Certainty, Explained, Statement
-from weir.replay.played import Played
 from weir.replay.replay import Playing
+from weir.replay.stage_replay import Played
 from weir.replay.stopping import Debugger
 from weir.replay.tracing import Contribution, Trace
 from weir.settings.configuration import Settings, load
@@ -73,7 +73,7 @@ def debug(
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
     values = None if key is None else list(key) if _is_several(key) else [key]
     playing = Playing(pipeline, settings, spark)
-    return played.debug(playing, epoch, stage=stage, key=values, subtask=subtask, stop=stop)
+    return stage_replay.debug(playing, epoch, stage=stage, key=values, subtask=subtask, stop=stop)
 
 
 def explain(

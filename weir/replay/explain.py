@@ -23,9 +23,9 @@ from weir.inspection.state_reader import chain
 from weir.inspection.view import parsed
 from weir.ownership.pipeline_storage import open_storage
 from weir.replay.phases import Saying, silent
-from weir.replay.played import Played, debug
 from weir.replay.recording import INPUT
 from weir.replay.replay import DIRECTORY, Playing
+from weir.replay.stage_replay import Played, debug
 from weir.replay.table_row import Origin, TableRow, origin, row_of, writer_of
 from weir.replay.tracing import Bounds, Same, Trace, trace
 from weir.settings.configuration import Settings

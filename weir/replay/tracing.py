@@ -17,9 +17,9 @@ from weir.definition.column_lineage import before, seen_as
 from weir.inspection import state_reader
 from weir.inspection.comparison.rows import alike
 from weir.inspection.state_reader import StateChange
-from weir.replay.played import Played, key_of, rows_by_input, stacked, subtasks_of
 from weir.replay.recording import came_from
 from weir.replay.replay import Playing, lanes_reading
+from weir.replay.stage_replay import Played, key_of, rows_by_input, stacked, subtasks_of
 
 _KEYS = 5
 """Of how many keys of a stage before it the rows are traced."""

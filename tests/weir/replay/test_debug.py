@@ -46,7 +46,7 @@ from weir.execution.spark.spark_executor import SparkExecutor
 from weir.operations import forks
 from weir.ownership.pipeline_storage import open_storage
 from weir.replay.explain import explain
-from weir.replay.played import stacked
+from weir.replay.stage_replay import stacked
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "20", "WEIR_SPARK__PARALLELISM": "2"}
 WRONG: list[str] = []

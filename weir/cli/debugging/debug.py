@@ -13,9 +13,9 @@ from weir.cli.console import Json, Name, err, out, print_json, waiting
 from weir.cli.debugging.showing import Spark, code_in_words, show_difference, show_rows, slice_in_words
 from weir.cli.shell import completion
 from weir.loading import find
-from weir.replay import played
-from weir.replay.played import Played
+from weir.replay import stage_replay
 from weir.replay.replay import Playing
+from weir.replay.stage_replay import Played
 
 
 def debug(
@@ -52,7 +52,7 @@ def debug(
     Nothing is written to the pipeline's storage, and a coordinator may go on. Only state of the subtasks that are played is fetched. Exit code 1 if something is otherwise than it was.
     """
     definition, settings = find(pipeline)
-    asked = partial(played.debug, epoch=epoch, stage=stage, key=key or None, subtask=subtask)
+    asked = partial(stage_replay.debug, epoch=epoch, stage=stage, key=key or None, subtask=subtask)
     if stop:
         seen = asked(Playing(definition, settings, spark), stop=pdb.Pdb)
     else:
