@@ -1,4 +1,4 @@
-"""What retention does with checkpoints and objects, and why."""
+"""The fates of checkpoints and objects: which stay, which are deleted, and the reasons."""
 
 from __future__ import annotations
 
