@@ -53,7 +53,7 @@ class Ack:
         request_counts: The requests of a subtask in a process of its own, as `RequestCounts` counts them.
         pending_upload: What is still to be uploaded. The coordinator counts only acks that have none.
         exchange: How its rows reached it, on Spark.
-        newest_by_side: Of a stage with several inputs, the newest event time of each that is a directory of files.
+        newest: By input of the stage, the newest event time of its rows in microseconds; empty: the subtask had none.
         rows_beside: By output beside the main one, the rows that it has handed out.
     """
 
@@ -67,7 +67,6 @@ class Ack:
     rows_out: int = 0
     rows_late: int = 0
     rows_null_key: int = 0
-    max_event_time: int | None = None
     closed_upto: int | None = None
     ms: dict[str, float] = field(default_factory=dict)
     error: dict[str, Any] | None = None
@@ -78,7 +77,7 @@ class Ack:
     request_counts: dict[str, int] | None = None
     pending_upload: PendingUpload | None = None
     exchange: str | None = None
-    newest_by_side: tuple[int | None, ...] = ()
+    newest: tuple[int | None, ...] = ()
     rows_beside: dict[str, int] = field(default_factory=dict)
     due: int | None = None
 
@@ -90,9 +89,7 @@ class Ack:
         raw = json.loads(text)
         files = tuple(StateFile(**file) for file in raw["files"])
         pending_upload = _pending_upload(raw["pending_upload"]) if raw["pending_upload"] else None
-        return cls(
-            **{**raw, "files": files, "pending_upload": pending_upload, "newest_by_side": tuple(raw["newest_by_side"])}
-        )
+        return cls(**{**raw, "files": files, "pending_upload": pending_upload, "newest": tuple(raw["newest"])})
 
     def rows_of(self, output: str) -> int:
         """Return how many rows of an output the subtask has handed out, whoever gets them."""

@@ -19,7 +19,7 @@ from state_ops.records.acks import Ack
 from tests.recovery.harness import Site
 from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 from weir.epoch.model import EpochReport
-from weir.execution.executor import Channel, Deadline, Executor, Landed
+from weir.execution.executor import Deadline, Executor, InputRows
 from weir.execution.in_process import InMemoryExecutor
 from weir.inspection import state_reader
 from weir.run.run import RunOptions, open_storage, run
@@ -29,7 +29,7 @@ from weir.task.run_task import KeyedTask
 class Apart(InMemoryExecutor):
     """Its subtasks see no disk of the coordinator's, as on other hosts: they upload by themselves, channels too."""
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: InputRows | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         return super().run(replace(task, here=None), rows, columns, deadline)
 
 
@@ -40,14 +40,10 @@ class Account(State):
     total: int = 0
 
 
-@stage(
-    "accounts",
-    source=files("{landing}/*.parquet", name="landing"),
-    key="id",
-    state=Account,
-    order_by=["at"],
-    sink=delta.append("booked"),
-)
+SOURCE = files("{landing}/*.parquet", name="landing")
+
+
+@stage("accounts", source=SOURCE, key="id", state=Account, order_by=["at"], sink=delta.append("booked"))
 def accounts(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     """Every row is booked, and its key's sum goes up."""
     state.fold(rows, rows=agg.count(), total=agg.sum("amount"))

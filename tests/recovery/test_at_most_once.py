@@ -373,7 +373,7 @@ def test_a_backfill_begins_at_no_positions_alone(table):
 @pytest.mark.long
 def test_waiting_rows_survive_the_epoch_after_them(tmp_path):
     """Unaligned checkpoints: positions carry the rows that wait in front of a stage."""
-    second = replace(small.accounts, uid="second", input=small.accounts, sink=delta.append("again"))
+    second = altered(small.accounts, uid="second", input=small.accounts, sink=delta.append("again"))
     pipeline = Pipeline("small", (small.accounts, second), max_parallelism=8, delivery="at_most_once")
     options = {**RETAINED, "WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"}
     bank = Bank(replace(Bank.at(tmp_path / "site", **options).site, pipeline=pipeline))

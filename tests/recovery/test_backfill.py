@@ -24,7 +24,7 @@ from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives
 from tests.tools import described
 from tests.tools.sampling import sampled
-from tests.tools.stages import altered
+from tests.tools.stages import altered, with_input
 from weir import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
 from weir.connectors.delta.replace_where import Range, check_bounds, only
 from weir.epoch import steps
@@ -288,7 +288,7 @@ def test_a_field_that_a_backfill_fills_is_promoted_though_all_others_are_as_they
     plant.land(1, 2, 3)
     plant.run()
     changed = altered(devices, function=with_peak, state=Peak)
-    code = replace(pipeline, stages=(changed, replace(daily, input=changed)))
+    code = replace(pipeline, stages=(changed, with_input(daily, changed)))
     done = Plant(replace(plant.site, pipeline=code)).backfill(2, 3, promote=True)
     assert done.promoted is not None and not done.difference.same
     assert set(plant.site.state("devices")["peak"]) == {3}
@@ -423,7 +423,7 @@ def test_a_range_is_not_replaced_while_rows_wait_in_front_of_a_stage(tmp_path):
 def test_rows_of_a_range_that_were_there_before_the_fork_are_not_given_up(tmp_path):
     @stage(
         "devices",
-        source=devices.input,
+        source=devices.inputs[0].origin,
         key="device",
         state=Device,
         order_by=["at"],
@@ -454,7 +454,7 @@ def test_a_table_of_days_is_not_replaced_by_hours():
 
 @pytest.mark.long
 def test_the_lateness_of_windows_does_not_make_a_checkpoint_look_older(tmp_path):
-    by_day = window("daily", devices.input, key="device", every="1d", on="at", lateness="1d", readings=agg.count(),
+    by_day = window("daily", devices.inputs[0].origin, key="device", every="1d", on="at", lateness="1d", readings=agg.count(),
                     total=agg.sum("value"), sink=delta.append("daily"))  # fmt: skip
     plant = Plant.at(tmp_path)
     plant.site = replace(plant.site, pipeline=Pipeline("sensors", (by_day,), max_parallelism=8))
@@ -788,7 +788,7 @@ def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_pat
 def test_a_source_without_an_event_time_does_not_make_an_earlier_release_s_checkpoints_unsure(tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "_positions", lambda _context, flight, _parent: dict(flight.source_offsets.offsets))
     plant = Plant.at(tmp_path, keep=7)
-    counted = replace(devices, gates=(), input=files("{landing}/*.parquet", name="counted"))
+    counted = altered(devices, input=files("{landing}/*.parquet", name="counted"), gates=())
     plant.site = replace(plant.site, pipeline=Pipeline("sensors", (counted, LATE), max_parallelism=8))
     plant.land(1, 2, 3, 4, 5, 6, 7)
     plant.run()
@@ -800,7 +800,7 @@ def test_a_source_without_an_event_time_does_not_make_an_earlier_release_s_check
 @pytest.mark.long
 def test_rows_that_where_leaves_out_of_files_without_statistics_may_belong_to_the_range(tmp_path):
     """The last rows of a day are of the next one; yesterday's code left them out, today's takes them."""
-    plant = untold(tmp_path, replace(LATE, where="value > 0"))
+    plant = untold(tmp_path, with_input(LATE, where="value > 0"))
     file = plant.site.landing / "00003.parquet"
     rows = pq.read_table(file)
     early = pa.table({"device": ["d0"], "at": [day(4)], "value": [-1]}).cast(rows.schema)
@@ -808,7 +808,7 @@ def test_rows_that_where_leaves_out_of_files_without_statistics_may_belong_to_th
     plant.site = Plant.at(tmp_path / "again", keep=7).site
     plant.site = replace(
         plant.site,
-        pipeline=Pipeline("sensors", (replace(LATE, where="value > 0"),), max_parallelism=8),
+        pipeline=Pipeline("sensors", (with_input(LATE, where="value > 0"),), max_parallelism=8),
         options={**plant.site.options, "WEIR_PIPELINES__SENSORS__PARAMS": json.dumps({"landing": str(file.parent)})},
     )
     plant.run()
@@ -819,7 +819,7 @@ def test_rows_that_where_leaves_out_of_files_without_statistics_may_belong_to_th
 
 @pytest.mark.long
 def test_what_nobody_leaves_out_is_told_by_another_stage_that_reads_the_same_files(tmp_path):
-    plant = untold(tmp_path, replace(LATE, where="value > 3"), replace(LATE, uid="all", sink=delta.append("all")))
+    plant = untold(tmp_path, with_input(LATE, where="value > 3"), replace(LATE, uid="all", sink=delta.append("all")))
     assert (plant.backfill(4, 4).base, plant.backfill(4, 4).note) == (3, None)
 
 
@@ -829,7 +829,7 @@ def test_what_nobody_leaves_out_is_told_by_another_stage_that_reads_the_same_fil
 def of(function) -> Pipeline:
     """The pipeline with another function in its first stage, and no gate."""
     changed = altered(devices, function=function, gates=())
-    return replace(pipeline, stages=(changed, replace(daily, input=changed)))
+    return replace(pipeline, stages=(changed, with_input(daily, changed)))
 
 
 def multiplied(by: int, most: int = 100_000):
@@ -862,10 +862,10 @@ def test_a_replay_that_was_cut_off_begins_anew_with_another_definition(plant):
     plant.land(6, value=100_000)
     with pytest.raises(GateError):
         plant.backfill(4, 6)
-    changed = replace(devices, gates=(), where="value > 0")
+    changed = altered(devices, where="value > 0", gates=())
     plant.site = replace(
         plant.site,
-        pipeline=replace(pipeline, stages=(changed, replace(daily, input=changed)), description="with a where"),
+        pipeline=replace(pipeline, stages=(changed, with_input(daily, changed)), description="with a where"),
     )
     assert plant.backfill(4, 6).resumed is False
 

@@ -21,7 +21,7 @@ from tests.recovery import sensors
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank, pipeline
 from tests.tools.sampling import sampled
-from tests.tools.stages import altered
+from tests.tools.stages import altered, with_input
 from tests.weir.dagster.without_spark import in_this_process
 from weir import expect, files
 from weir.cli.status import status_of
@@ -362,9 +362,9 @@ BAD = [_no_parquet, _other_type, _lacking, _with_a_colon, _page_smashed]
 
 def small_site(tmp_path: Path, on_bad: str, files_at_once: str = "1") -> Bank:
     (first,) = pipeline.stages
-    source = replace(first.input, on_bad=on_bad)
+    source = replace(first.inputs[0].origin, on_bad=on_bad)
     bank = Bank.at(tmp_path / "site", WEIR_EPOCH__MAX_FILES=files_at_once)
-    return Bank(replace(bank.site, pipeline=replace(pipeline, stages=(replace(first, input=source),))))
+    return Bank(replace(bank.site, pipeline=replace(pipeline, stages=(with_input(first, source),))))
 
 
 @pytest.mark.parametrize("files_at_once", sampled(["10", "1"]))

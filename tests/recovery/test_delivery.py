@@ -19,7 +19,7 @@ from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Apart, Bank, until
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, ValueState, delta, expect
-from weir.definition import Stage
+from weir.definition import Input, Stage
 from weir.execution.in_process import InMemoryExecutor
 from weir.operators.functions import Function
 from weir.ownership.leftovers import remove
@@ -126,8 +126,7 @@ def test_rows_of_a_stage_can_be_seen_before_the_next_one_ends(tmp_path, executor
 
     second = Stage(
         uid="second",
-        input=small.accounts,
-        key=("id",),
+        inputs=(Input(small.accounts, key=("id",)),),
         operator=Function(after, small.Account),
         sink=delta.append("again"),
     )

@@ -204,7 +204,7 @@ def test_samples_of_all_gates_go_and_the_note_of_a_hold_too(tmp_path):
 def test_samples_go_from_checkpoints_in_which_the_stage_has_no_state_too(tmp_path):
     """It came with a later deploy."""
     asked = expect("ExpectColumnValuesToBeInSet", column="top", value_set=[0], on_failure="warn")
-    sums = aggregate("second", small.accounts.input, key="id", top=agg.max("amount"))
+    sums = aggregate("second", small.SOURCE, key="id", top=agg.max("amount"))
     gated = replace(sums, gates=(asked,))
     bank = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="3")
     bank = Bank(replace(bank.site, pipeline=Pipeline("small", (gated,), max_parallelism=8)))

@@ -11,7 +11,7 @@ import pytest
 
 from state_ops.value_text import text_of
 from tests.recovery.conftest import weir as weir
-from tests.recovery.small import Bank, accounts, pipeline
+from tests.recovery.small import SOURCE, Bank, accounts, pipeline
 from tests.recovery.test_forks import Branched, at, ran
 from tests.recovery.test_promotion import corrected, green
 from tests.recovery.test_restore import reordered
@@ -117,7 +117,7 @@ def clocked(without: str) -> Pipeline:
     """Stages whose state or rows say when they were made, and one with a list. without: a key that a branch leaves
     out."""
 
-    @stage("seen", source=accounts.input, key="id", state=Seen, order_by=["at"])
+    @stage("seen", source=SOURCE, key="id", state=Seen, order_by=["at"])
     def seen(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:
         moment = pl.from_epoch(pl.col("amount") * 86_400, time_unit="s").dt.replace_time_zone("UTC")
         kept = rows.filter(pl.col("id") != without)
@@ -127,10 +127,8 @@ def clocked(without: str) -> Pipeline:
     return Pipeline(
         "small",
         (
-            deduplicate("firsts", accounts.input, key="id", where=where, sink=delta.append("firsts")),
-            aggregate(
-                "means", accounts.input, key="id", where=where, sink=delta.append("means"), mean=agg.mean("amount")
-            ),
+            deduplicate("firsts", SOURCE, key="id", where=where, sink=delta.append("firsts")),
+            aggregate("means", SOURCE, key="id", where=where, sink=delta.append("means"), mean=agg.mean("amount")),
             seen,
         ),
         max_parallelism=8,

@@ -18,7 +18,7 @@ from state_ops.records.acks import Ack
 from state_ops.storage import disks
 from tests.recovery.small import Bank
 from weir.execution import direct_read
-from weir.execution.executor import Channel, Deadline, Landed
+from weir.execution.executor import Deadline, InputRows
 from weir.execution.external_sort import in_order
 from weir.execution.in_process import InMemoryExecutor
 from weir.task import run_task
@@ -92,7 +92,7 @@ class Sorting(InMemoryExecutor):
     def run(
         self,
         task: KeyedTask,
-        rows: Landed | Channel | None,
+        rows: InputRows | None,
         columns: pa.Schema,  # noqa: ARG002 - they are in the rows
         deadline: Deadline,  # noqa: ARG002
     ) -> list[Ack]:

@@ -23,6 +23,7 @@ from tests.recovery.harness import Site
 from tests.recovery.small import Apart
 from tests.recovery.unordered import MINUTE, SOURCE, epochs, first_epoch, land_rows, site_of
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import (
     Epoch,
     Pipeline,
@@ -347,7 +348,7 @@ def without(*names: str) -> Any:
 
 def test_outputs_come_and_go_between_runs_and_the_plan_says_so(tmp_path):
     before = without("odd", "rare")
-    site = site_at(tmp_path, None, Pipeline("split", (before, replace(every, input=before)), max_parallelism=4))
+    site = site_at(tmp_path, None, Pipeline("split", (before, with_input(every, before)), max_parallelism=4))
     land(site, 4, 0, 1)
     epochs(site)
     assert said(site) == []
@@ -367,8 +368,8 @@ def test_outputs_come_and_go_between_runs_and_the_plan_says_so(tmp_path):
         return {"uneven" if name == "odd" else name: part for name, part in handed.items()}
 
     other = divided(renamed, {"uneven" if name == "odd" else name: sink for name, sink in OUTPUTS.items()})
-    follows = replace(followed, input=other.output("uneven"))
-    turned = replace(site, pipeline=Pipeline("split", (other, follows, replace(every, input=other)), max_parallelism=4))
+    follows = with_input(followed, other.output("uneven"))
+    turned = replace(site, pipeline=Pipeline("split", (other, follows, with_input(every, other)), max_parallelism=4))
     assert said(turned) == [
         "its output odd is gone: nothing is handed out as odd from the next epoch on; it looks renamed to uneven",
         "its output uneven is new: it has rows from the next epoch on, and none of earlier ones",
@@ -396,13 +397,11 @@ def test_rows_that_wait_are_never_taken_for_those_of_another_output(tmp_path):
         return {"odd": rows.filter(pl.col("v") % 2 == 1), "even": rows.filter(pl.col("v") % 2 == 0)}
 
     first = replace(divided(halves, alike), sink=None)
-    reading = replace(followed, input=first.output("odd"))
+    reading = with_input(followed, first.output("odd"))
     site = site_at(tmp_path, 0.0, Pipeline("split", (first, reading), max_parallelism=4))
     land(site, 6, 0, 1, 2)
     assert ("followed", "odd") in waiting(first_epoch(site, InMemoryExecutor(1)))
-    turned = replace(
-        site, pipeline=replace(site.pipeline, stages=(first, replace(reading, input=first.output("even"))))
-    )
+    turned = replace(site, pipeline=replace(site.pipeline, stages=(first, with_input(reading, first.output("even")))))
     with pytest.raises(PipelineError, match="would be lost"):
         epochs(turned)
     findings = plan.plan(turned.pipeline, turned.settings).findings
@@ -461,7 +460,7 @@ def test_rows_that_a_gate_sets_aside_are_in_no_output(tmp_path):
     )
     gated = divided(gate=gate)
     site = site_at(
-        tmp_path, None, Pipeline("split", (gated, replace(followed, input=gated.output("odd"))), max_parallelism=4)
+        tmp_path, None, Pipeline("split", (gated, with_input(followed, gated.output("odd"))), max_parallelism=4)
     )
     land(site, 3, 2, 3, 4)
     epochs(site)
@@ -477,9 +476,7 @@ def test_rows_that_a_gate_sets_aside_are_in_no_output(tmp_path):
 
 def tables_but_quarantine(site: Site) -> dict[str, list[tuple]]:
     stages = tuple(replace(stage, gates=()) for stage in site.pipeline.stages[:1])
-    return tables(
-        replace(site, pipeline=Pipeline("split", (*stages, replace(followed, input=stages[0].output("odd")))))
-    )
+    return tables(replace(site, pipeline=Pipeline("split", (*stages, with_input(followed, stages[0].output("odd"))))))
 
 
 def test_gates_look_at_the_main_output(tmp_path):

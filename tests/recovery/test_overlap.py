@@ -24,6 +24,7 @@ from state_ops.snapshots import stage_upload
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank, accounts, pipeline, until
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import Epoch, Stage, ValueState, delta, expect, stage
 from weir.epoch import failover, readiness, steps, transitions
 from weir.epoch.model import EpochReport
@@ -157,7 +158,7 @@ def gated(bank: Bank, refused: int, *behind: Stage) -> Bank:
     """The same with a gate that refuses the rows of one file."""
     gate = expect("ExpectColumnValuesToNotBeInSet", column="amount", value_set=[refused])
     first = replace(accounts, gates=(gate,))
-    checked = replace(pipeline, stages=(first, *[replace(stage, input=first) for stage in behind]))
+    checked = replace(pipeline, stages=(first, *[with_input(stage, first) for stage in behind]))
     return Bank(replace(bank.site, pipeline=checked))
 
 
@@ -994,7 +995,7 @@ def test_what_was_found_before_epochs_fell_counts_for_nothing(bank, monkeypatch,
 
     class Failing(InMemoryExecutor):
         def run(self, task, rows, columns, deadline):
-            read.extend(file.name for file in rows.files)
+            read.extend(file.name for _, part in rows.parts for file in part.files)
             if task.epoch == 1:
                 assert look.reached.wait(30)
                 failed.set()

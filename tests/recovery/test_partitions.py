@@ -20,7 +20,7 @@ from state_ops.moments import to_micros
 from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Account, Bank, InMemoryExecutor
-from tests.tools.stages import altered
+from tests.tools.stages import altered, with_input
 from weir import Epoch, Pipeline, ValueState, agg, delta, stage
 from weir.connectors.delta.replace_where import Range, touched
 from weir.connectors.delta.statistics import statistics
@@ -35,7 +35,7 @@ BY = ["day", "kind", "odd"]
 
 @stage(
     "accounts",
-    source=small.accounts.input,
+    source=small.SOURCE,
     key="id",
     state=Account,
     order_by=["at"],
@@ -55,7 +55,7 @@ def spread(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     )
 
 
-totals = replace(small.accounts, uid="after", input=spread, sink=delta.append("again"))
+totals = altered(small.accounts, input=spread, uid="after", sink=delta.append("again"))
 pipeline = Pipeline("small", (spread, totals), max_parallelism=8)
 COLUMNS = 'id, "at", amount, day, kind, odd'
 
@@ -162,7 +162,7 @@ def test_another_partitioning_is_refused_before_the_first_row(bank):
     bank.epochs(1)
     for by, message in ((["day"], "partitioned by day, kind, odd"), ([], "partitioned by day, kind, odd")):
         changed = replace(spread, sink=delta.append("booked", partition_by=by))
-        other = Pipeline("small", (changed, replace(totals, input=changed)), max_parallelism=8)
+        other = Pipeline("small", (changed, with_input(totals, changed)), max_parallelism=8)
         with pytest.raises(PipelineError, match=message):
             Bank(replace(bank.site, pipeline=other)).epochs(2)
 

@@ -161,7 +161,7 @@ class Wider(State):
     largest: int | None = None
 
 
-@stage("accounts", source=small.accounts.input, key="id", state=Wider, order_by=["at"], sink=delta.append("booked"))
+@stage("accounts", source=small.SOURCE, key="id", state=Wider, order_by=["at"], sink=delta.append("booked"))
 def wider(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     """The next version of the code."""
     state.fold(rows, rows=agg.count(), total=agg.sum("amount"), largest=agg.max("amount"))
@@ -197,7 +197,12 @@ def test_blue_green_with_another_schema_another_parallelism_and_a_new_table(tmp_
 
 
 totals = aggregate(
-    "totals", small.accounts.input, key="id", rows=agg.count(), total=agg.sum("amount"), sink=delta.append("totals")
+    "totals",
+    small.SOURCE,
+    key="id",
+    rows=agg.count(),
+    total=agg.sum("amount"),
+    sink=delta.append("totals"),
 )
 counting = Pipeline("small", (totals,), max_parallelism=8)
 
@@ -295,7 +300,7 @@ def test_a_branch_of_what_was_abandoned_is_not_promoted(bank):
 
 
 def test_columns_that_the_table_has_not_are_refused_before_anything_is_stopped(bank):
-    @stage("accounts", source=small.accounts.input, key="id", state=Account, sink=delta.append("booked"))
+    @stage("accounts", source=small.SOURCE, key="id", state=Account, sink=delta.append("booked"))
     def other(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
         return rows.select("id", "amount")

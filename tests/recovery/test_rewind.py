@@ -33,7 +33,7 @@ from weir.run import maintenance
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 
 
-@stage("accounts", source=small.accounts.input, key="id", state=Account, order_by=["at"], sink=delta.append("booked"))
+@stage("accounts", source=small.SOURCE, key="id", state=Account, order_by=["at"], sink=delta.append("booked"))
 def doubled(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     """A bad deploy: every amount counts twice."""
     twice = rows.with_columns(amount=pl.col("amount") * 2)

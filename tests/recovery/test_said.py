@@ -115,7 +115,7 @@ def test_status_names_the_directory_and_whose_the_bottleneck_was(bank, weir):
 
 def of_tables(number: int) -> Pipeline:
     """So many windows over the small pipeline's rows, each with a table, of one size, and without any lateness."""
-    source = replace(accounts.input, event_time="at")
+    source = replace(accounts.inputs[0].origin, event_time="at")
     stages = [
         window(
             f"w{nth}",

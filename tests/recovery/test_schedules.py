@@ -31,6 +31,7 @@ from state_ops.snapshots import async_writer
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered, with_input
 from weir import (
     Epoch,
     Pipeline,
@@ -81,7 +82,10 @@ class Account(State):
     total: int = 0
 
 
-@stage("tallied", source=files("{landing}/*.parquet", name="landing"), key="id", state=Tally)
+SOURCE = files("{landing}/*.parquet", name="landing")
+
+
+@stage("tallied", source=SOURCE, key="id", state=Tally)
 def tallied(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     """Each row with the number of its key's rows so far; a key has one row a file."""
     return rows.join(state.fold(rows, rows=agg.count()), on="id")
@@ -95,10 +99,10 @@ def ledger(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 
 
 pipeline = Pipeline("schedules", (tallied, ledger), max_parallelism=4)
-paired = join("paired", tallied, tallied.input, on="id", ttl=None, sink=delta.append("paired"))
+paired = join("paired", tallied, SOURCE, on="id", ttl=None, sink=delta.append("paired"))
 joined = replace(pipeline, stages=(tallied, ledger, paired))
 highest = top_n(
-    "highest", tallied.input, key="id", by=[desc("amount"), "file"], n=2,
+    "highest", SOURCE, key="id", by=[desc("amount"), "file"], n=2,
     sink=delta.upsert("highest", ["id", "rank_number"]),
 )  # fmt: skip
 ranked = replace(pipeline, stages=(tallied, ledger, highest))
@@ -109,11 +113,12 @@ by_number = aggregate(
 )  # fmt: skip
 revised = replace(pipeline, stages=(tallied, ledger, totals, by_number))
 relayed = select("relayed", tallied, "id", "file", "amount", "`rows`")
-twice = union("twice", tallied.input, select("again", tallied.input, "*"), sink=delta.append("twice"))
-stateless = replace(pipeline, stages=(tallied, relayed, replace(ledger, input=relayed), twice.inputs[1], twice))
+again = select("again", SOURCE, "*")
+twice = union("twice", SOURCE, again, sink=delta.append("twice"))
+stateless = replace(pipeline, stages=(tallied, relayed, with_input(ledger, relayed), again, twice))
 
 
-@stage("tallied", source=tallied.input, key="id", state=Tally, outputs={"spare": None, "odd": delta.append("odd")})
+@stage("tallied", source=SOURCE, key="id", state=Tally, outputs={"spare": None, "odd": delta.append("odd")})
 def parted(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> dict[str, pl.DataFrame]:
     """The same rows as an output that is read alone, and some of them as one with a table too."""
     counted = rows.join(state.fold(rows, rows=agg.count()), on="id")
@@ -121,12 +126,12 @@ def parted(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> dict[str, pl.
 
 
 odd_again = select("odd_again", parted.output("odd"), "*", sink=delta.append("odd_again"))
-outputs = replace(pipeline, stages=(parted, replace(ledger, input=parted.output("spare")), odd_again))
+outputs = replace(pipeline, stages=(parted, with_input(ledger, parted.output("spare")), odd_again))
 named = lookup("named", tallied, table="{landing}/../names", on="id", sink=delta.append("named"))
 looked_up = replace(pipeline, stages=(tallied, ledger, named))
 _GATES = (expect("ExpectColumnValuesToNotBeNull", column="id"),)
 _gated = replace(tallied, gates=_GATES)
-gated = replace(pipeline, stages=(_gated, replace(ledger, input=_gated, gates=_GATES)))
+gated = replace(pipeline, stages=(_gated, altered(ledger, input=_gated, gates=_GATES)))
 
 
 class Killed(BaseException):

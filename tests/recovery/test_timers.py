@@ -242,7 +242,7 @@ def _with(state: type[State]) -> Pipeline:
     def nothing(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
         """Timers are set already, so there has to be a function for them."""
 
-    of_source = {"source": parking.input, "key": "id", "order_by": ["at"], "sink": delta.append("events")}
+    of_source = {"source": parking.inputs[0].origin, "key": "id", "order_by": ["at"], "sink": delta.append("events")}
 
     @stage("parking", state=state, on_timer=nothing, **of_source)
     def changed(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
@@ -282,7 +282,15 @@ def ring(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
     return state.join(fired).select("id", "at", nth="times")
 
 
-@stage("bells", source=parking.input, key="id", state=Rung, order_by=["at"], sink=delta.append("events"), on_timer=ring)
+@stage(
+    "bells",
+    source=parking.inputs[0].origin,
+    key="id",
+    state=Rung,
+    order_by=["at"],
+    sink=delta.append("events"),
+    on_timer=ring,
+)
 def bells(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
     """Each stop sets three timers, and is no row by itself."""
     for minutes in reversed(DELAYS):

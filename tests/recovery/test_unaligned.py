@@ -24,6 +24,7 @@ from state_ops.records.snapshot_files import CHANNEL, STATE
 from tests.recovery.harness import Site
 from tests.recovery.unordered import SOURCE, epochs, first_epoch, land_rows, site_of
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import (
     Epoch,
     Pipeline,
@@ -285,7 +286,7 @@ def test_rows_that_wait_under_another_definition_are_refused(tmp_path):
         state.fold(rows, rows=agg.count())
         return rows.with_columns(more=pl.lit(1))
 
-    changed = replace(short, stages=(wider, replace(timed, input=wider)))
+    changed = replace(short, stages=(wider, with_input(timed, wider)))
     with pytest.raises(PipelineError, match="other columns"):
         epochs(replace(site, pipeline=changed))
     assert waiting(epochs(site)[-1]) == 0
@@ -367,7 +368,7 @@ def left_waiting(root: Path, pipeline: Pipeline = short, seed: int = 6) -> Site:
 def test_a_stage_that_rows_wait_for_can_be_neither_retired_nor_given_another_input(tmp_path):
     site = left_waiting(tmp_path / "site")
     gone = replace(short, stages=(passed,), retired=("timed",))
-    rewired = replace(short, stages=(passed, replace(timed, input=SOURCE)))
+    rewired = replace(short, stages=(passed, with_input(timed, SOURCE)))
     for changed in (gone, rewired):
         with pytest.raises(PipelineError, match=r"rows of passed wait for the stage timed"):
             epochs(replace(site, pipeline=changed))
@@ -375,9 +376,9 @@ def test_a_stage_that_rows_wait_for_can_be_neither_retired_nor_given_another_inp
 
 
 def test_rows_that_wait_can_be_left_out_like_others(tmp_path):
-    site = left_waiting(tmp_path / "site", replace(short, stages=(passed, replace(totals, where=None))))
+    site = left_waiting(tmp_path / "site", replace(short, stages=(passed, with_input(totals, where=None))))
     counted = site.table("totals")["rows"].sum()
-    epochs(replace(site, pipeline=replace(short, stages=(passed, replace(totals, where="false")))))
+    epochs(replace(site, pipeline=replace(short, stages=(passed, with_input(totals, where="false")))))
     assert site.table("totals")["rows"].sum() == counted, "no further row was counted"
 
 

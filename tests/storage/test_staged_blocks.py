@@ -21,7 +21,7 @@ from state_ops.storage.paths import is_staged
 from state_ops.storage.storage import Storage
 from weir import State, files, stage
 from weir.execution import exchange, staged_blocks
-from weir.execution.executor import Channel
+from weir.execution.executor import Channel, InputRows
 
 SUBTASKS, GROUPS = 5, 16
 
@@ -49,7 +49,7 @@ def table(side: int, seed: int, count: int) -> pa.Table:
 def cut(side: int, seed: int, count: int) -> list[pa.RecordBatch]:
     rows = table(side, seed, count)
     parts = [rows.slice(at, 40) for at in range(0, count, 40)]
-    return list(exchange.cut(seen, parts, SUBTASKS, GROUPS, side))
+    return list(exchange.cut(seen.inputs[0], parts, SUBTASKS, GROUPS, side))
 
 
 COLUMNS = [table(side, 0, 0).schema for side in (0, 1)]
@@ -163,8 +163,8 @@ def state_of(megabytes: int) -> dict[int, Snapshot]:
 def test_the_hop_is_taken_where_state_is_large_beside_rows_and_requests(state, rows, subtasks, hosts, expected):
     file = StagedFile(CHANNEL, "main", "", "", rows << 20, None, 1)
     task: Any = SimpleNamespace(bases=state_of(state), parallelism=subtasks)
-    channel = Channel(table(0, 0, 0).schema, Storage("/nowhere"), (file,))
-    assert staged_blocks.pays(task, channel, hosts) is expected
+    rows_in = InputRows.of(Channel(table(0, 0, 0).schema, Storage("/nowhere"), (file,)))
+    assert staged_blocks.pays(task, rows_in, hosts) is expected
     local = LocalFile("1.sst", 8 << 30, None, False)
     task.bases = {0: LocalSnapshot(0, AttemptId("b"), (local,))}
-    assert staged_blocks.pays(task, channel, hosts), "what one of the hosts alone has is fetched by none of the others"
+    assert staged_blocks.pays(task, rows_in, hosts), "what one of the hosts alone has is fetched by none of the others"

@@ -183,7 +183,6 @@ class _Task:
             bases=self._bases,
             tables={},
             channels=frozenset({"main"}),
-            event_time="at",
             options=BackendOptions(memory_mb=self._sizes.memory_mb),
             resident_mb=self._sizes.resident_mb,
             stages=(self._stage.uid,),

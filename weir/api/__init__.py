@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from weir.api.stages import stage
     from weir.api.stateless import select, union
     from weir.api.systems import foreach, generator, postgres
+    from weir.definition.input import Input
     from weir.definition.operator import Epoch, Operator, OperatorKind, Shapes, Subtask
     from weir.definition.pipeline import Pipeline
     from weir.definition.stage import Stage
@@ -77,6 +78,7 @@ __all__ = [
     "Expiring",
     "FencedError",
     "Fired",
+    "Input",
     "InputError",
     "KeyState",
     "KeyedState",
@@ -213,6 +215,7 @@ _NAMES = {
         ),
         "weir.definition.operator",
     ),
+    **dict.fromkeys(("Input",), "weir.definition.input"),
     **dict.fromkeys(("Pipeline",), "weir.definition.pipeline"),
     **dict.fromkeys(("Stage",), "weir.definition.stage"),
     **dict.fromkeys(("Fired",), "weir.operators.functions.per_key"),

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
-from weir.definition import Gate, Input, Stage, is_clocked, is_timed, reading, sources_of
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of an operator's inputs; `side` makes it."""
-
-    source: Input
-    select: str | Sequence[str]
-    where: str | None
-    transform: Callable[[Any], Any] | None
-    time: str | None
+from weir.definition import Gate, Input, Readable, is_clocked, is_timed, origin_of, sources_of
 
 
 def side(
-    source: Input,
+    source: Readable,
     *,
     select: str | Sequence[str] = (),
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     time: str | None = None,
-) -> Side:
+) -> Input:
     """Return one of several inputs of an operator, with a condition and columns of its own.
 
     Args:
@@ -49,13 +38,13 @@ def side(
         >>> print(paid.sql_written)
         'order_id', 'at', 'amount', where="status = 'ok'"
     """
-    return Side(source, select, where, transform, time)
+    return Input(*origin_of(source), where=where, columns=_texts(select), transform=transform, time=time)
 
 
-def time_of(given: Side, place: str) -> str:
-    """Return the column of a side's event time."""
-    named = {source.event_time for source in sources_of(given.source)}
-    if given.time is None and is_clocked(given.source):
+def time_of(given: Input, place: str) -> str:
+    """Return the column of an input's event time."""
+    named = {source.event_time for source in sources_of(given)}
+    if given.time is None and is_clocked(given):
         raise PipelineError(
             "The time of an input is processing time, which no source says.",
             where=place,
@@ -79,13 +68,17 @@ def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
 
 def columns_of(uid: str, select: str | Sequence[str]) -> tuple[str, ...]:
     """Return the columns that a stage makes of its input's, in SQL."""
-    given = (select,) if isinstance(select, str) or not isinstance(select, Iterable) else tuple(select)
+    given = _texts(select)
     for column in given:
         if not isinstance(column, str) or not column.strip():
             raise PipelineError(
                 f"{column!r} is no column of {uid}.", where=f"stage {uid}", next='Say it in SQL: "price * 2 AS twice".'
             )
     return given
+
+
+def _texts(select: str | Sequence[str]) -> tuple[str, ...]:
+    return (select,) if isinstance(select, str) or not isinstance(select, Iterable) else tuple(select)
 
 
 def gates_of(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
@@ -100,7 +93,7 @@ def gates_of(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
     return given
 
 
-def check_event_time(source: Input, consequence: str) -> None:
+def check_event_time(source: Readable, consequence: str) -> None:
     """Raise PipelineError with the consequence unless rows of an input come with a watermark."""
     if not is_timed(source):
         raise PipelineError(
@@ -125,9 +118,21 @@ def not_negative(duration: str | timedelta, where: str, name: str) -> int:
     return value
 
 
-def sides_of(*given: Input | Side) -> tuple[Side, ...]:
+def only_input(
+    uid: str,
+    source: Readable,
+    key: tuple[str, ...],
+    where: str | None,
+    select: str | Sequence[str],
+    transform: Callable[[Any], Any] | None = None,
+) -> tuple[Input]:
+    """Return the inputs of a stage that has one. The arguments are those of `stage`."""
+    return (Input(*origin_of(source), key, where, columns_of(uid, select), transform),)
+
+
+def sides_of(*given: Readable) -> tuple[Input, ...]:
     """Return the inputs of an operator that has several."""
-    return tuple(input if isinstance(input, Side) else side(input) for input in given)
+    return tuple(input if isinstance(input, Input) else side(input) for input in given)
 
 
 def pairs_of(on: str | Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -135,25 +140,10 @@ def pairs_of(on: str | Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, st
     return tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in names_of(on))
 
 
-def lanes_of(
-    uid: str, sides: Sequence[Side], keys: Sequence[tuple[str, ...]], null_keys: str = "fail"
-) -> tuple[Stage, ...]:
-    """Return an operator as a stage that reads a single input, once for each (`Stage.sides`).
-
-    Args:
-        keys: The key columns of each input.
-    """
+def inputs_of(uid: str, sides: Sequence[Input], keys: Sequence[tuple[str, ...]]) -> tuple[Input, ...]:
+    """Return the inputs of a stage with their key columns. Raises PipelineError for a column that is no text."""
     return tuple(
-        Stage(
-            uid=uid,
-            **reading(given.source),
-            key=key,
-            columns=columns_of(uid, given.select),
-            where=given.where,
-            transform=given.transform,
-            null_keys=null_keys,
-        )
-        for given, key in zip(sides, keys, strict=True)
+        replace(given, key=key, columns=columns_of(uid, given.columns)) for given, key in zip(sides, keys, strict=True)
     )
 
 

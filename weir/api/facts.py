@@ -7,25 +7,24 @@ from datetime import timedelta
 
 from state_ops.errors import PipelineError
 from weir.api.arguments import (
-    Side,
     check_event_time,
     check_times_are_no_keys,
     gates_of,
-    lanes_of,
+    inputs_of,
     not_negative,
     pairs_of,
     sides_of,
     time_of,
 )
 from weir.connectors.sink import Sink
-from weir.definition import Gate, Input, Stage, reading
+from weir.definition import Gate, Readable, Stage
 from weir.operators.joins import INNER, LEFT, AsOf
 
 
 def as_of(
     uid: str,
-    facts: Input | Side,
-    versions: Input | Side,
+    facts: Readable,
+    versions: Readable,
     *,
     on: str | Sequence[str] | Mapping[str, str],
     tolerance: str | timedelta | None = None,
@@ -84,19 +83,17 @@ def as_of(
     if not names:
         raise PipelineError(f"{uid} has no key.", where=place, next='Say on="column".')
     for given in of:
-        check_event_time(given.source, f"Nothing would ever say which version holds in {uid}")
+        check_event_time(given, f"Nothing would ever say which version holds in {uid}")
     times = (time_of(of[0], place), time_of(of[1], place))
     keys = (tuple(names), tuple(names.values()))
     check_times_are_no_keys(uid, place, keys, times)
     older = None if tolerance is None else not_negative(tolerance, place, "tolerance")
     return Stage(
         uid=uid,
-        **reading(of[0].source),
-        key=keys[0],
         operator=AsOf(
             how, 0, 0, None, times, not_negative(lateness, place, "lateness"), suffix, late, tolerance=older, wait=wait
         ),
-        sides=lanes_of(uid, of, keys, null_keys),
+        inputs=inputs_of(uid, of, keys),
         null_keys=null_keys,
         sink=sink,
         gates=gates_of(gate),

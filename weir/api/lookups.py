@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from state_ops.errors import PipelineError
-from weir.api.arguments import columns_of, gates_of, names_of, pairs_of
+from weir.api.arguments import gates_of, names_of, only_input, pairs_of
 from weir.connectors.lookups.lookup_table import FAIL, NEWEST
 from weir.connectors.sink import Sink
-from weir.definition import Gate, Input, Stage, reading
+from weir.definition import Gate, Readable, Stage
 from weir.operators.joins import INNER, LEFT
 from weir.operators.lookups import Lookup
 
 
 def lookup(  # as long as what is said of its arguments
     uid: str,
-    facts: Input,
+    facts: Readable,
     *,
     table: str,
     on: str | Sequence[str] | Mapping[str, str],
@@ -88,12 +88,8 @@ def lookup(  # as long as what is said of its arguments
     keys = tuple(name for name, _ in pairs)
     return Stage(
         uid=uid,
-        **reading(facts),
-        key=() if broadcast else keys,
-        columns=columns_of(uid, select),
+        inputs=only_input(uid, facts, () if broadcast else keys, where, select, transform),
         operator=Lookup(table, pairs, how, None if columns is None else names_of(columns), suffix, on_lost),
-        where=where,
-        transform=transform,
         sink=sink,
         gates=gates_of(gate),
         description=f"Looked up in {table} by {', '.join(keys)}.",

@@ -10,14 +10,13 @@ from typing import Any
 from state_ops.errors import PipelineError
 from state_ops.rows.aggregates import Agg
 from weir.api.arguments import (
-    Side,
     check_event_time,
     check_times_are_no_keys,
-    columns_of,
     gates_of,
-    lanes_of,
+    inputs_of,
     names_of,
     not_negative,
+    only_input,
     pairs_of,
     positive,
     sides_of,
@@ -27,7 +26,7 @@ from weir.api.calendars import UTC, calendar_of, signed
 from weir.api.connectors import definition_of
 from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.connectors.sink import Sink
-from weir.definition import Gate, Input, OperatorKind, Stage, reading
+from weir.definition import Gate, OperatorKind, Readable, Stage
 from weir.operators.aggregation import Aggregation
 from weir.operators.deduplication import Deduplication
 from weir.operators.joins import INNER, JOINS, SEMI, Join
@@ -36,7 +35,7 @@ from weir.operators.windows import CalendarWindow, SessionWindow, Window
 
 def aggregate(
     uid: str,
-    source: Input,
+    source: Readable,
     *,
     key: str | Sequence[str],
     order_by: str | Sequence[str] = (),
@@ -95,12 +94,8 @@ def aggregate(
     _check_order(place, aggregates, by)
     return Stage(
         uid=uid,
-        **reading(source),
-        key=columns,
+        inputs=only_input(uid, source, columns, where, select, transform),
         operator=Aggregation(tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items()), changes),
-        where=where,
-        columns=columns_of(uid, select),
-        transform=transform,
         null_keys=null_keys,
         sink=sink,
         gates=gates_of(gate),
@@ -110,7 +105,7 @@ def aggregate(
 
 def window(  # as long as what is said of its arguments
     uid: str,
-    source: Input,
+    source: Readable,
     *,
     key: str | Sequence[str],
     on: str | None,
@@ -216,12 +211,8 @@ def window(  # as long as what is said of its arguments
         description = f"Windows of {size or every} on {of_time}" + (f", every {every}" if kind.size != slide else "")
     return Stage(
         uid=uid,
-        **reading(source),
-        key=columns,
+        inputs=only_input(uid, source, columns, where, select, transform),
         operator=kind,
-        where=where,
-        columns=columns_of(uid, select),
-        transform=transform,
         null_keys=null_keys,
         sink=sink,
         gates=gates_of(gate),
@@ -265,7 +256,7 @@ def _sized(
 
 def deduplicate(  # as long as what is said of its arguments
     uid: str,
-    source: Input,
+    source: Readable,
     *,
     key: str | Sequence[str],
     ttl: str | timedelta | None = None,
@@ -321,13 +312,9 @@ def deduplicate(  # as long as what is said of its arguments
     columns = names_of(key)
     return Stage(
         uid=uid,
-        **reading(source),
-        key=columns,
+        inputs=only_input(uid, source, columns, where, select, transform),
         operator=Deduplication(None if ttl is None else positive(ttl, place, "ttl"), on, late),
         order_by=names_of(order_by) or (() if on is None else (on,)),
-        where=where,
-        columns=columns_of(uid, select),
-        transform=transform,
         null_keys=null_keys,
         sink=sink,
         gates=gates_of(gate),
@@ -337,8 +324,8 @@ def deduplicate(  # as long as what is said of its arguments
 
 def join(  # as long as what is said of its arguments
     uid: str,
-    left: Input | Side,
-    right: Input | Side,
+    left: Readable,
+    right: Readable,
     *,
     on: str | Sequence[str] | Mapping[str, str],
     within: tuple[str | timedelta, str | timedelta] | None = None,
@@ -411,7 +398,7 @@ def join(  # as long as what is said of its arguments
                 next='Say from when to when a right row comes, seen from the left one, e.g. within=("-1h", "0s").',
             )
         for given in of:
-            check_event_time(given.source, f"Nothing would ever be forgotten by {uid}")
+            check_event_time(given, f"Nothing would ever be forgotten by {uid}")
         times = (time_of(of[0], place), time_of(of[1], place))
     elif ttl is ...:
         raise PipelineError(
@@ -440,10 +427,8 @@ def join(  # as long as what is said of its arguments
     near = "" if within is None else f", from {within[0]} to {within[1]} later"
     return Stage(
         uid=uid,
-        **reading(of[0].source),
-        key=keys[0],
         operator=Join(how, lower, upper, kept, times, behind, suffix, late),
-        sides=lanes_of(uid, of, keys, null_keys),
+        inputs=inputs_of(uid, of, keys),
         null_keys=null_keys,
         sink=sink,
         gates=gates_of(gate),
@@ -490,7 +475,7 @@ def _check_by_clock(place: str, lateness: str | timedelta, late: Sink | None) ->
 def operator(
     kind: str,
     uid: str,
-    source: Input,
+    source: Readable,
     *,
     key: str | Sequence[str] = (),
     order_by: str | Sequence[str] = (),
@@ -535,13 +520,9 @@ def operator(
     by = f" by {', '.join(columns)}" if columns else ""
     return Stage(
         uid=uid,
-        **reading(source),
-        key=columns,
+        inputs=only_input(uid, source, columns, where, select, transform),
         operator=definition_of("weir.operators", kind, arguments, OperatorKind),
         order_by=names_of(order_by),
-        where=where,
-        columns=columns_of(uid, select),
-        transform=transform,
         null_keys=null_keys,
         sink=sink,
         gates=gates_of(gate),

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from state_ops.errors import PipelineError
-from weir.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, positive
+from weir.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, only_input, positive
 from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.connectors.sink import Sink
-from weir.definition import Gate, Input, Source, Stage, reading
+from weir.definition import Gate, Readable, Source, Stage
 from weir.definition.column_lineage import before
 from weir.operators.top_n import TopN
 
@@ -38,7 +38,7 @@ def desc(column: str) -> Descending:
 
 def top_n(  # as long as what is said of its arguments
     uid: str,
-    source: Input,
+    source: Readable,
     *,
     key: str | Sequence[str],
     by: str | Descending | Sequence[str | Descending],
@@ -125,12 +125,8 @@ def top_n(  # as long as what is said of its arguments
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
         uid=uid,
-        **reading(source),
-        key=columns,
+        inputs=only_input(uid, source, columns, where, selected, transform),
         operator=TopN(order, n, ties, rank, until, kept, not_negative(lateness, place, "lateness"), late),
-        where=where,
-        columns=selected,
-        transform=transform,
         null_keys=null_keys,
         sink=sink,
         gates=gates_of(gate),
@@ -155,7 +151,7 @@ def _order(by: str | Descending | Sequence[str | Descending], place: str) -> tup
     return tuple((column, False) if isinstance(column, str) else (column.column, True) for column in given)
 
 
-def _check_final(uid: str, source: Input, until: str, ttl: object, column: str | None) -> None:
+def _check_final(uid: str, source: Readable, until: str, ttl: object, column: str | None) -> None:
     """Check that keys are forgotten by one rule, when no row can come any more.
 
     column: The name of `until` in the input; None if the stage makes it.

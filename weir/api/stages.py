@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
-from weir.api.arguments import columns_of, gates_of, names_of
+from weir.api.arguments import gates_of, names_of, only_input
 from weir.connectors.sink import Sink
-from weir.definition import MAIN, Gate, Input, Stage, reading
+from weir.definition import MAIN, Gate, Readable, Stage
 from weir.operators.functions import Function
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def stage(  # as long as what is said of its arguments
     uid: str,
     *,
-    source: Input,
+    source: Readable,
     key: str | Sequence[str] | None,
     state: type[State] | None = None,
     order_by: str | Sequence[str] = (),
@@ -135,13 +135,9 @@ def stage(  # as long as what is said of its arguments
             frames.converter(function)
         return Stage(
             uid=uid,
-            **reading(source),
-            key=names_of(key or ()),
+            inputs=only_input(uid, source, names_of(key or ()), where, select, transform),
             operator=Function(function, state, on_timer, lifetime, per_key, declared, accepts_changes),
             order_by=names_of(order_by),
-            where=where,
-            columns=columns_of(uid, select),
-            transform=transform,
             null_keys=null_keys,
             sink=sink,
             outputs=beside,

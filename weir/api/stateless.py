@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from state_ops.errors import PipelineError
-from weir.api.arguments import Side, columns_of, gates_of, lanes_of, sides_of
+from weir.api.arguments import columns_of, gates_of, inputs_of, only_input, sides_of
 from weir.connectors.sink import Sink
-from weir.definition import Gate, Input, Stage, reading
+from weir.definition import Gate, Readable, Stage
 from weir.operators.stateless import Unchanged
 
 
 def select(
     uid: str,
-    source: Input,
+    source: Readable,
     *columns: str,
     where: str | None = None,
     sink: Sink | None = None,
@@ -42,11 +42,8 @@ def select(
     what = ", ".join(columns_of(uid, columns)) or "*"
     return Stage(
         uid=uid,
-        **reading(source),
-        key=(),
+        inputs=only_input(uid, source, (), where, columns),
         operator=Unchanged(),
-        columns=columns,
-        where=where,
         sink=sink,
         gates=gates_of(gate),
         description=f"SELECT {what}" + (f" WHERE {where}" if where else ""),
@@ -55,7 +52,7 @@ def select(
 
 def union(
     uid: str,
-    *inputs: Input | Side,
+    *inputs: Readable,
     sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
@@ -94,10 +91,8 @@ def union(
         )
     return Stage(
         uid=uid,
-        **reading(of[0].source),
-        key=(),
         operator=Unchanged(),
-        sides=lanes_of(uid, of, [()] * len(of)),
+        inputs=inputs_of(uid, of, [()] * len(of)),
         sink=sink,
         gates=gates_of(gate),
         description=f"The rows of {len(of)} inputs.",

@@ -100,7 +100,7 @@ def plan(
     """
     at = one_of(checkpoint, savepoint)
     definition, settings = find(pipeline)
-    spark = any(lane.transform for stage in definition.stages for lane in stage.lanes)
+    spark = any(input.transform for stage in definition.stages for input in stage.inputs)
     with waiting(f"comparing{'; stages with a transform need Spark to know their columns' if spark else ''}"):
         decided = planned(definition, settings, at)
     if json:

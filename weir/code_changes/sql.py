@@ -20,7 +20,7 @@ from typing import Any
 from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from weir.connectors.delta.change_feed import CHANGE_TYPE
-from weir.definition import Finding, Pipeline, Source, Stage, Verdict, column_lineage, keeps_changes
+from weir.definition import Finding, Pipeline, Source, Stage, Verdict, column_lineage
 from weir.definition.fingerprint import fingerprint_of
 from weir.operators import sides
 
@@ -123,7 +123,7 @@ def _marked(functions: tuple[Callable[..., Any], ...]) -> str:
 def recorded_sql(stage: Stage) -> list[dict[str, Any]]:
     """Return by input the SQL that makes a stage's rows of it, as its checkpoint records it."""
     function = None if stage.key else stage.function
-    return [{**sides.sql_of(lane), "code": code_of(lane.transform, function)} for lane in stage.lanes]
+    return [{**sides.sql_of(input), "code": code_of(input.transform, function)} for input in stage.inputs]
 
 
 def taken_back(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def taken_back(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
         recorded = head.operators.get(stage.uid)
         if recorded is not None and recorded.inputs is None:  # of an earlier release
             continue
-        now = [path for lane in stage.lanes for path in _today(stage, lane)]
+        now = [path for side in range(len(stage.inputs)) for path in _today(stage, side)]
         was = [] if recorded is None else list(_recorded(head, stage.uid))
         if stage.operator.takes_back:
             yield from _begun_before(stage, head, {path.origin for path in was}, now)
@@ -160,7 +160,7 @@ def _begun_before(stage: Stage, head: Checkpoint, before: set[str], now: Sequenc
 def _looked_at(stage: Stage, recorded: OperatorStats, head: Checkpoint) -> tuple[set[str] | None, str] | None:
     """Return the columns of changes that a stage remembers, and where; None in place of the columns: all of them. None:
     it remembers none."""
-    changes = any(lane.reads_changes and keeps_changes(lane) for lane in stage.lanes)
+    changes = any(input.brings_changes for input in stage.inputs)
     if stage.key:
         remembered = stage.operator.remembered(stage, recorded, changes)
         if remembered is None or not recorded.has_state:
@@ -249,15 +249,16 @@ def _uid_in(origin: str) -> str:
     return origin.removeprefix("the stage ").partition(",")[0]
 
 
-def _today(stage: Stage, lane: Stage) -> Iterator[Path]:
-    code = code_of(lane.transform, None if stage.key else stage.function)
-    step = StageSql(stage.uid, column_lineage.tokens(lane.where or ""), lane.columns, code)
-    changes, input = lane.reads_changes and lane.transform is None and keeps_changes(lane), lane.input
-    if isinstance(input, Source) or input.has_state:
-        yield Path(sides.inputs_of(lane)[0], (step,), changes)
+def _today(stage: Stage, side: int) -> Iterator[Path]:
+    input = stage.inputs[side]
+    origin, code = input.origin, code_of(input.transform, None if stage.key else stage.function)
+    step = StageSql(stage.uid, column_lineage.tokens(input.where or ""), input.columns, code)
+    changes = input.brings_changes and input.transform is None
+    if isinstance(origin, Source) or origin.has_state:
+        yield Path(sides.inputs_of(stage)[side], (step,), changes)
         return
-    for before in input.lanes:
-        for path in _today(input, before):
+    for before in range(len(origin.inputs)):
+        for path in _today(origin, before):
             yield Path(path.origin, (step, *path.steps), changes and path.changes)
 
 

@@ -58,9 +58,9 @@ def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
 
 def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
     upstream = {
-        stage.uid: (stage.input.uid, stage.from_output)
+        stage.uid: (stage.inputs[0].name, stage.inputs[0].output)
         for stage in pipeline.stages
-        if isinstance(stage.input, Stage) and not stage.sides
+        if not stage.is_of_several and not stage.reads_source
     }
     for uid, recorded in head.operators.items():
         if any(upstream.get(uid) != (entry["upstream"], entry.get("output", MAIN)) for entry in recorded.waiting):
@@ -146,7 +146,7 @@ def _of_watermark(stage: Stage, head: Checkpoint, recorded: OperatorStats, new: 
         new: Its inputs that it has not read before.
     """
     watermark = head.watermarks.get(stage.uid)
-    if watermark is None or not (stage.sides or recorded.sides):
+    if watermark is None or not (stage.is_of_several or recorded.sides):
         return ""
     if not new:
         return "; its watermark goes on by the inputs that are left"

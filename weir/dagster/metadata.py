@@ -23,7 +23,7 @@ from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import table_path
 from weir.connectors.sink import Sink
 from weir.dagster.names import input_key, lookup_key, stage_key, table_key
-from weir.definition import MAIN, FileSource, Pipeline, Source, Stage
+from weir.definition import MAIN, FileSource, Input, Pipeline, Source, Stage
 from weir.definition.column_lineage import made_of
 from weir.epoch.model import EpochReport
 from weir.sources.positions import Arrivals
@@ -46,10 +46,10 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     shown: dict[str, Any] = {"key": ", ".join(stage.key) or "none: it is stateless"}
     if stage.order_by:
         shown["order by"] = ", ".join(stage.order_by)
-    wheres = [lane.where for lane in stage.lanes if lane.where]
+    wheres = [input.where for input in stage.inputs if input.where]
     if wheres:
         shown["where"] = dg.MetadataValue.text("; ".join(wheres))
-    columns = [", ".join(lane.columns) for lane in stage.lanes if lane.columns]
+    columns = [", ".join(input.columns) for input in stage.inputs if input.columns]
     if columns:
         shown["columns"] = dg.MetadataValue.text("; ".join(columns))
     if stage.state is not None:
@@ -358,15 +358,15 @@ class _Before:
     storage: Storage
     handed_out: Mapping[str, Mapping[str, pa.Schema]]
 
-    def columns(self, lane: Stage) -> list[str]:
+    def columns(self, input: Input) -> list[str]:
         """Return the columns of a stage's input; none where nothing tells them."""
-        if isinstance(lane.input, Source):
-            recorded = self.head.inputs.get(lane.input.name)
+        if isinstance(input.origin, Source):
+            recorded = self.head.inputs.get(input.name)
             return list(schema_from_json(recorded).names) if recorded else []
-        told = self.handed_out.get(lane.input.uid, {}).get(lane.from_output)
+        told = self.handed_out.get(input.name, {}).get(input.output)
         if told is not None:
             return list(told.names)
-        handle = _open_sink(self.pipeline, lane.input, self.storage, lane.from_output)
+        handle = _open_sink(self.pipeline, input.origin, self.storage, input.output)
         return [column.name for column in handle.schema().fields] if handle is not None else []
 
 
@@ -382,14 +382,14 @@ def _origins(stage: Stage, sink: Sink, names: Sequence[str], before: _Before) ->
     if sink == stage.sink:
         return {name: [dg.TableColumnDep(stage_key(pipeline, stage.uid), name)] for name in names}
     output = next(output for output, of in stage.sinks_by_output if of == sink)
-    aside = next((lane for of, lane, _ in stage.tables_aside if of == output), None)
-    lanes = stage.lanes if aside is None else (aside,)
-    inputs = [before.columns(lane) for lane in lanes]
+    aside = next((input for of, input, _ in stage.tables_aside if of == output), None)
+    read = stage.inputs if aside is None else (aside,)
+    inputs = [*map(before.columns, read)]
     if aside is not None:
         origins = {name: [(0, name)] for name in names if name in inputs[0]}
     else:
         origins = lineage(stage, names, inputs, output)
-    assets = [_read_from(pipeline, lane) for lane in lanes]
+    assets = [_read_from(pipeline, input) for input in read]
     return {name: [dg.TableColumnDep(assets[side], column) for side, column in of] for name, of in origins.items()}
 
 
@@ -401,12 +401,12 @@ def _columns(pipeline: Pipeline, stage: Stage, report: EpochReport, storage: Sto
     schema = _schema(handle, texts) if handle is not None else _schema_of(told, texts)
     names = [column.name for column in schema.columns]
     before = _Before(pipeline, report.checkpoint, storage, report.columns)
-    upstream = [_read_from(pipeline, lane) for lane in stage.lanes]
+    upstream = [_read_from(pipeline, input) for input in stage.inputs]
     if stage.operator.beside is not None:
         upstream.append(lookup_key(pipeline, stage.operator.beside))
     deps = {
         name: [dg.TableColumnDep(upstream[side], column) for side, column in columns]
-        for name, columns in lineage(stage, names, [before.columns(lane) for lane in stage.lanes]).items()
+        for name, columns in lineage(stage, names, [*map(before.columns, stage.inputs)]).items()
     }
     return {"dagster/column_schema": schema, "dagster/column_lineage": dg.TableColumnLineage(deps)}
 
@@ -429,7 +429,7 @@ def lineage(
         inputs: The columns of each input.
         output: The name of the output with the columns.
     """
-    made = {side: made_of(lane.columns, inputs[side]) for side, lane in enumerate(stage.lanes) if lane.columns}
+    made = {side: made_of(read.columns, inputs[side]) for side, read in enumerate(stage.inputs) if read.columns}
     seen = [list(made.get(side, given)) for side, given in enumerate(inputs)]
     of_input: dict[str, list[tuple[int, str]]] = {}
     for name, read in stage.operator.lineage(stage, columns, seen, output).items():
@@ -438,13 +438,13 @@ def lineage(
     return {name: read for name, read in of_input.items() if name in columns and read}
 
 
-def _read_from(pipeline: Pipeline, lane: Stage) -> dg.AssetKey:
+def _read_from(pipeline: Pipeline, input: Input) -> dg.AssetKey:
     """Return the asset whose columns a stage reads: a source, a stage, or the table of one of its outputs."""
-    if isinstance(lane.input, Stage) and lane.from_output != MAIN:
-        sink = lane.input.sink_of(lane.from_output)
+    if isinstance(input.origin, Stage) and input.output != MAIN:
+        sink = input.origin.sink_of(input.output)
         if sink is not None:
             return table_key(pipeline, sink.name)
-    return input_key(pipeline, lane.input)
+    return input_key(pipeline, input.origin)
 
 
 def _open_sink(pipeline: Pipeline, stage: Stage, storage: Storage, output: str = MAIN) -> DeltaTable | None:

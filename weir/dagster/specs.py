@@ -51,7 +51,7 @@ def _read_by(pipeline: Pipeline, stage: Stage) -> list[dg.AssetKey]:
     """Return the assets that a stage reads, each once."""
     beside = stage.operator.beside
     looked_up = [] if beside is None else [lookup_key(pipeline, beside)]
-    return list(dict.fromkeys([*(input_key(pipeline, input) for input in stage.inputs), *looked_up]))
+    return list(dict.fromkeys([*(input_key(pipeline, input.origin) for input in stage.inputs), *looked_up]))
 
 
 def _place(pipeline: Pipeline, settings: Settings, source: Source) -> str:

@@ -10,22 +10,11 @@ from weir.connectors.source import Source
 from weir.definition.files import FileSource
 from weir.definition.findings import Finding, Verdict
 from weir.definition.gates import FIGURES, ROWS, STATE, Expected, Gate
+from weir.definition.input import Input, Readable, is_clocked, sources_of
 from weir.definition.names import HOLD, MAX_PARALLELISM, POSITIONS, QUARANTINE, ROW
 from weir.definition.operator import Epoch, Operator, OperatorKind, Progress, Shapes, Subtask, TableBeside
 from weir.definition.pipeline import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Pipeline
-from weir.definition.stage import (
-    Input,
-    Stage,
-    check_changes,
-    input_name,
-    is_clocked,
-    is_timed,
-    keeps_changes,
-    keeps_event_time,
-    reading,
-    sinks_shown,
-    sources_of,
-)
+from weir.definition.stage import Stage, check_changes, is_timed, origin_of, sinks_shown
 
 __all__ = [
     "AT_LEAST_ONCE",
@@ -51,6 +40,7 @@ __all__ = [
     "OperatorKind",
     "Pipeline",
     "Progress",
+    "Readable",
     "Shapes",
     "Source",
     "Stage",
@@ -58,12 +48,9 @@ __all__ = [
     "TableBeside",
     "Verdict",
     "check_changes",
-    "input_name",
     "is_clocked",
     "is_timed",
-    "keeps_changes",
-    "keeps_event_time",
-    "reading",
+    "origin_of",
     "sinks_shown",
     "sources_of",
 ]

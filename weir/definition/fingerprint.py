@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from weir.definition.pipeline import Pipeline
-from weir.definition.stage import Stage, input_name
+from weir.definition.stage import Stage
 
 # Weir's own packages, which are shipped whole.
 PACKAGES = ("weir", "state_ops")
@@ -77,19 +77,24 @@ def fingerprint_of_stage(stage: Stage) -> str:
     and the source before it and without Weir's own code."""
     walk = _Walk()
     walk.write(stage.uid)
-    for lane in stage.lanes:
-        walk.write(isinstance(lane.input, Stage), input_name(lane))
-    operator = stage.operator
+    for input in stage.inputs:
+        walk.write(isinstance(input.origin, Stage), input.name)
+    operator, first = stage.operator, stage.inputs[0]
+    alone: dict[str, Any] = {"from_output": first.output, "where": None, "transform": None, "columns": ()}
+    if not stage.is_of_several:
+        alone |= {"where": first.where, "transform": first.transform, "columns": first.columns}
     for name in _OF_STAGE:
         walk.write(name)
         if name in _OF_FUNCTIONS:
             walk.add(_OF_FUNCTIONS[name] if operator.slot else getattr(operator, name, _OF_FUNCTIONS[name]))
+        elif name in alone:
+            walk.add(alone[name])
         else:
             walk.add(getattr(stage, name) if hasattr(stage, name) else operator if name == operator.slot else None)
     if operator.slot and operator.slot not in _OF_STAGE:
         walk.add(operator)
-    for side in stage.sides:
-        walk.add((side.key, side.where, side.transform, side.columns))
+    for input in stage.inputs if stage.is_of_several else ():
+        walk.add((input.key, input.where, input.transform, input.columns))
     return walk.digest.hexdigest()[:16]
 
 

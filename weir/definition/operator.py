@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from state_ops.schema.state_schema import StateSchema
     from weir.connectors.lookups.lookup_table import Pinned
     from weir.connectors.sink import Sink
-    from weir.connectors.source import Source
     from weir.definition.findings import Finding
+    from weir.definition.input import Input
     from weir.definition.stage import Stage
 
 
@@ -480,8 +480,8 @@ class OperatorKind:
         """Return whether rows of an output say by `_change_type` what became of a row, as far as the code tells."""
         return False
 
-    def no_changes(self, stage: Stage, input: Source | Stage) -> str | None:
-        """Return why it cannot read rows that are changes; None: it can."""
+    def no_changes(self, stage: Stage, input: Input) -> str | None:
+        """Return why it cannot read rows of an input that are changes; None: it can."""
         return "what it made of a row cannot be taken back"
 
     @property
@@ -592,9 +592,8 @@ class OperatorKind:
             columns: Of the output.
             inputs: Of each input, the columns that the operator sees; of the table beside the rows, the last of all.
         """
-        seen = enumerate(inputs) if stage.sides else [(0, inputs[0])]
         origins: dict[str, list[tuple[int, str]]] = {}
-        for side, names in seen:
+        for side, names in enumerate(inputs[: len(stage.inputs)]):
             for name in columns:
                 if name in names:
                     origins.setdefault(name, []).append((side, name))
@@ -603,17 +602,3 @@ class OperatorKind:
     def texts(self) -> dict[str, str]:
         """Return by column of its main output what it is, in words."""
         return {}
-
-
-class _OfInput(OperatorKind):
-    """The operator of one input of a stage with several: what works on the rows is the stage's."""
-
-    @property
-    def needs_key(self) -> bool:
-        return False
-
-    def no_changes(self, stage: Stage, input: Source | Stage) -> str | None:
-        return None  # the stage itself tells
-
-
-OF_INPUT = _OfInput()

@@ -17,8 +17,9 @@ from weir.connectors.sink import Capabilities, Sink
 from weir.connectors.source import ADD, FIX
 from weir.connectors.source import Source as Source
 from weir.definition.gates import ROWS, Expected
+from weir.definition.input import is_clocked, sources_of
 from weir.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
-from weir.definition.stage import Stage, is_clocked, keeps_changes, sinks_shown, sources_of
+from weir.definition.stage import Stage, sinks_shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,7 +171,7 @@ class Pipeline:
             )
         for stage in self.stages if self.delivery == AT_MOST_ONCE else ():
             lost = next((source.name for source in sources_of(stage) if source.hands_out_changes), None)
-            changes = stage.input.hands_out_changes and stage.transform is None and keeps_changes(stage)
+            changes = any(input.brings_changes and input.transform is None for input in stage.inputs)
             if stage.operator.takes_back and changes and lost is not None:
                 raise PipelineError(
                     f"{stage.uid} takes rows of {lost} back, and of an epoch that is lost it would have none to take "
@@ -203,7 +204,9 @@ class Pipeline:
     @property
     def sources(self) -> tuple[Source, ...]:
         return tuple(
-            dict.fromkeys(input for stage in self.stages for input in stage.inputs if isinstance(input, Source))
+            dict.fromkeys(
+                input.origin for stage in self.stages for input in stage.inputs if isinstance(input.origin, Source)
+            )
         )
 
     @property
@@ -316,11 +319,14 @@ class Pipeline:
         A stage that reads a source does, since a source's slices are not kept for later. A stage with several inputs
         does, since their rows of an epoch belong together. So does every stage before one with several inputs.
         """
-        return stage.reads_source or bool(stage.sides) or self.is_before_several(stage)
+        return stage.reads_source or self.is_beside_others(stage)
 
-    def is_before_several(self, stage: Stage) -> bool:
-        """Return whether the stage's rows reach a stage with several inputs, directly or by way of other stages."""
-        return any(bool(other.sides) or self.is_before_several(other) for other in self.stages if stage in other.inputs)
+    def is_beside_others(self, stage: Stage) -> bool:
+        """Return whether the stage's rows come beside those of others: it has several inputs, or a stage that reads it
+        has, directly or by way of other stages."""
+        return stage.is_of_several or any(
+            self.is_beside_others(other) for other in self.stages if stage in other.stages_before
+        )
 
     def stage(self, uid: str) -> Stage:
         for stage in self.stages:
@@ -345,12 +351,12 @@ def _parts(pipeline: str, field: str, given: Any, kind: type[Any]) -> tuple[Any,
     return parts
 
 
-def _read_for_rows(input: Source | Stage) -> set[str]:
+def _read_for_rows(origin: Source | Stage) -> set[str]:
     """Return the names of the sources whose rows an input hands out: behind an `as_of`, those of the facts alone."""
-    if isinstance(input, Source):
-        return {input.name}
-    inputs = input.inputs[: input.operator.inputs_handed_out]
-    return {name for before in inputs for name in _read_for_rows(before)}
+    if isinstance(origin, Source):
+        return {origin.name}
+    inputs = origin.inputs[: origin.operator.inputs_handed_out]
+    return {name for input in inputs for name in _read_for_rows(input.origin)}
 
 
 def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from state_ops.errors import PipelineError
 from state_ops.outputs import LATE, PARTS
@@ -13,10 +13,10 @@ from weir.connectors.delta.change_feed import CHANGE_TYPE, refuse_replaced
 from weir.connectors.delta.sink import DeltaSink
 from weir.connectors.sink import Sink
 from weir.connectors.source import Source as Source
-from weir.definition.column_lineage import has, keeps
 from weir.definition.gates import STATE, Gate
+from weir.definition.input import Input, Readable, sources_of
 from weir.definition.names import QUARANTINE, START, TAKEN, check_name
-from weir.definition.operator import OF_INPUT, OperatorKind
+from weir.definition.operator import OperatorKind
 
 if TYPE_CHECKING:
     from state_ops.keyed.ttl import Ttl
@@ -30,14 +30,9 @@ class Stage:
 
     Attributes:
         uid: The stable name by which its state is found.
-        key: The key columns; none: it is stateless, and rows stay where they are read.
-        columns: The columns that its rows have, made of its input's in Spark's SQL; none: all as they are.
-        input: What it reads; of a stage with several inputs, the first of them.
-        sides: Of a stage with several inputs: each of them as a stage that reads it alone, with the stage's uid, the
-            input's own key columns, where, columns and transform. None for a stage with one.
+        inputs: What it reads, with the SQL that makes its rows of each. One for most, several for a join or a union.
         operator: What it does with its rows.
         outputs: The names of what its function hands out beside its main output, each with its sink, if it has one.
-        from_output: Which output of the stage before is its input; the main one of most.
 
     Example:
         >>> from weir import agg, delta, files, window
@@ -49,37 +44,23 @@ class Stage:
     """
 
     uid: str
-    input: Source | Stage
-    key: tuple[str, ...]
-    operator: OperatorKind = OF_INPUT
-    sides: tuple[Stage, ...] = ()
+    inputs: tuple[Input, ...]
+    operator: OperatorKind
     order_by: tuple[str, ...] = ()
-    where: str | None = None
-    transform: Callable[[Any], Any] | None = None
-    columns: tuple[str, ...] = ()
     null_keys: str = "fail"
     sink: Sink | None = None
     outputs: tuple[tuple[str, Sink | None], ...] = ()
     gates: tuple[Gate, ...] = ()
     description: str = ""
-    from_output: str = MAIN
 
     def __post_init__(self) -> None:
         check_name(self.uid, "stage")
-        for name, value in reading(self.input).items() if isinstance(self.input, Output) else ():
-            object.__setattr__(self, name, value)
-        if self.from_output != MAIN:
-            _check_from_output(self)
+        for input in self.inputs:
+            _check_input(self, input)
         if self.outputs:
             _check_outputs(self)
         if not self.key:
             _check_stateless(self)
-        if len(set(self.key)) < len(self.key):
-            raise PipelineError(
-                f"The key of {self.uid} names a column twice: {', '.join(self.key)}.",
-                where=f"stage {self.uid}",
-                next="Name each once.",
-            )
         for sink in self.sinks:
             if not isinstance(sink, Sink):
                 raise PipelineError(
@@ -100,11 +81,10 @@ class Stage:
             StateSchema.of(self.state)
         if self.quarantines:
             _check_quarantine(self)
-        _check_columns(self)
-        for lane in self.lanes:
+        for input in self.inputs:
             # Of a transform's rows, their columns tell.
-            if lane.reads_changes and lane.transform is None:
-                check_changes(self, lane.input)
+            if input.reads_changes and input.transform is None:
+                check_changes(self, input)
 
     def pinned(self, pinned: Pinned) -> Stage:
         """Return this stage with the table beside its rows as of a version."""
@@ -127,45 +107,44 @@ class Stage:
         return self.operator.lifetime
 
     @property
-    def lanes(self) -> tuple[Stage, ...]:
-        """The stage as one that reads a single input, once for each input."""
-        return self.sides or (self,)
+    def key(self) -> tuple[str, ...]:
+        """The key columns, as the first input names them. None: it is stateless, and rows stay where they are read."""
+        return self.inputs[0].key
 
     @property
-    def inputs(self) -> tuple[Source | Stage, ...]:
-        """The sources and stages that the stage reads."""
-        return tuple(lane.input for lane in self.lanes)
+    def is_of_several(self) -> bool:
+        """True if it reads several inputs, whose rows reach its operator in one table (`operators.sides`)."""
+        return len(self.inputs) > 1
 
     def reading(self, stages: Mapping[str, Stage]) -> Stage:
         """Return this stage with the stages that it reads replaced by others of the same uid."""
-
-        def read(lane: Stage) -> Stage:
-            return replace(lane, input=stages[lane.input.uid]) if isinstance(lane.input, Stage) else lane
-
-        whole = read(self)
-        return replace(whole, sides=tuple(map(read, self.sides))) if self.sides else whole
+        inputs = (
+            replace(input, origin=stages[input.name]) if isinstance(input.origin, Stage) else input
+            for input in self.inputs
+        )
+        return replace(self, inputs=tuple(inputs))
 
     @property
     def reads_source(self) -> bool:
         """True if one of its inputs is a source."""
-        return any(isinstance(input, Source) for input in self.inputs)
+        return any(isinstance(input.origin, Source) for input in self.inputs)
 
     @property
     def outputs_before(self) -> tuple[tuple[Stage, str], ...]:
         """The outputs of stages among its inputs, each once."""
         outputs: list[tuple[Stage, str]] = []
-        for lane in self.lanes:
-            if isinstance(lane.input, Stage) and (lane.input, lane.from_output) not in outputs:
-                outputs.append((lane.input, lane.from_output))
+        for input in self.inputs:
+            if isinstance(input.origin, Stage) and (input.origin, input.output) not in outputs:
+                outputs.append((input.origin, input.output))
         return tuple(outputs)
 
     @property
     def stages_before(self) -> tuple[Stage, ...]:
         """The stages among its inputs, each once."""
         stages: list[Stage] = []
-        for input in self.inputs:
-            if isinstance(input, Stage) and input not in stages:  # gates of a stage may have no hash
-                stages.append(input)
+        for stage, _ in self.outputs_before:
+            if stage not in stages:  # gates of a stage may have no hash
+                stages.append(stage)
         return tuple(stages)
 
     @property
@@ -175,27 +154,14 @@ class Stage:
         return self.operator.hands_out_changes(self, MAIN)
 
     @property
-    def reads_changes(self) -> bool:
-        """True if the rows of the stage's input are changes, as far as the definition tells."""
-        if isinstance(self.input, Stage) and self.from_output != MAIN:
-            return self.input.operator.hands_out_changes(self.input, self.from_output)
-        return self.input.hands_out_changes
-
-    @property
     def has_state(self) -> bool:
         """True if the stage keeps anything from row to row."""
         return bool(self.key) and self.operator.has_state
 
     @property
-    def sql_named(self) -> str:
-        """The words by which people know the stage's `where` and columns."""
-        return "SQL" if self.columns else "where"
-
-    @property
     def sql_written(self) -> str:
         """Its where and its columns, for people."""
-        written = [(*map(repr, lane.columns), lane.where and f"where={lane.where!r}") for lane in self.lanes]
-        return ", ".join(sql for of_input in written for sql in of_input if sql)
+        return ", ".join(filter(None, (input.sql_written for input in self.inputs)))
 
     @property
     def lateness(self) -> int:
@@ -232,7 +198,7 @@ class Stage:
         """The names of the outputs that other stages may read."""
         return self.returned if self.late is None else (*self.returned, LATE)
 
-    def output(self, name: str) -> Output:
+    def output(self, name: str) -> Input:
         """Return one of the stage's outputs, for another stage to read instead of the main one.
 
         Args:
@@ -247,7 +213,7 @@ class Stage:
             >>> late, mean = delta.append("late"), agg.mean("value")
             >>> hourly = window("hourly", readings, key="device", on="at", every="1h", mean=mean, late=late)
             >>> again = select("again", hourly.output("late"), "device", "value")
-            >>> again.from_output
+            >>> again.inputs[0].output
             'late'
         """
         if name not in self.readable:
@@ -257,7 +223,7 @@ class Stage:
                 where=f"stage {self.uid}",
                 next=f"Its outputs are: {', '.join(self.readable)}{advice}.",
             )
-        return Output(self, name)
+        return Input(self, name)
 
     @property
     def quarantines(self) -> bool:
@@ -265,26 +231,17 @@ class Stage:
         return any(gate.on_failure == QUARANTINE for gate in self.gates)
 
     @property
-    def takes_bad_rows(self) -> bool:
-        """True if rows of the stage's source that cannot be decoded or stored are set aside."""
-        return isinstance(self.input, Source) and self.input.on_bad == QUARANTINE
-
-    @property
-    def quarantine(self) -> DeltaSink | None:
-        """The table of the source's rows that a gate has set aside or that could not be decoded."""
-        takes = self.takes_bad_rows and not self.sides
-        return DeltaSink(name=f"{self.uid}_{QUARANTINE}") if self.quarantines or takes else None
-
-    @property
-    def tables_aside(self) -> tuple[tuple[str, Stage, DeltaSink], ...]:
-        """The outputs that are rows of its sources which are set aside, with the stage as one that reads that source
-        alone, and the table. Of several inputs, each source has a table of its own."""
-        if not self.sides:
-            return () if self.quarantine is None else ((QUARANTINE, self, self.quarantine),)
-        lanes = {lane.input.name: lane for lane in self.sides if isinstance(lane.input, Source) and lane.takes_bad_rows}
+    def tables_aside(self) -> tuple[tuple[str, Input, DeltaSink], ...]:
+        """The outputs that are rows of its sources which a gate has set aside or that could not be decoded, with the
+        input and the table. Of several inputs, each source has a table of its own."""
+        if not self.is_of_several:
+            (input,) = self.inputs
+            is_there = self.quarantines or input.takes_bad_rows
+            return ((QUARANTINE, input, DeltaSink(name=f"{self.uid}_{QUARANTINE}")),) if is_there else ()
+        inputs = {input.name: input for input in self.inputs if input.takes_bad_rows}
         return tuple(
-            (f"{QUARANTINE}_{name}", lane, DeltaSink(name=f"{self.uid}_{name}_{QUARANTINE}"))
-            for name, lane in lanes.items()
+            (f"{QUARANTINE}_{name}", input, DeltaSink(name=f"{self.uid}_{name}_{QUARANTINE}"))
+            for name, input in inputs.items()
         )
 
     @property
@@ -295,10 +252,10 @@ class Stage:
     @property
     def reads(self) -> frozenset[str] | None:
         """The columns that it looks at of its source's rows. None: all, as its function or one of its sinks may."""
-        columns = self.operator.reads(self) if isinstance(self.input, Source) else None
-        if columns is None or not isinstance(self.input, Source):
+        if self.is_of_several or not self.reads_source:
             return None
-        return columns | {column for column in (CHANGE_TYPE, self.input.event_time) if column is not None}
+        columns, event_time = self.operator.reads(self), self.inputs[0].event_time
+        return None if columns is None else columns.union({CHANGE_TYPE}, {event_time} if event_time else ())
 
     @property
     def by_clock(self) -> bool:
@@ -321,104 +278,46 @@ class Stage:
         return self.function(*args, **kwargs)
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One of several outputs of a stage, as another stage's input; `Stage.output` makes it."""
+def origin_of(given: Readable) -> tuple[Source | Stage, str]:
+    """Return the source or the stage that a stage is given to read, and the name of its output.
 
-    stage: Stage
-    name: str
-
-
-Input = Source | Stage | Output
-"""What a stage may be given to read."""
-
-
-class Reading(TypedDict):
-    """The part of an input that a stage reads."""
-
-    input: Source | Stage
-    from_output: str
+    Raises:
+        PipelineError: It is neither, nor an output of a stage.
+    """
+    if isinstance(given, Source | Stage):
+        return given, MAIN
+    if isinstance(given, Input) and given == Input(given.origin, given.output):
+        return given.origin, given.output
+    raise PipelineError(
+        f"{given!r} is nothing that a stage can read.",
+        next='Say a source, as files("{landing}/*.parquet"), a stage, or an output of one: other.output("alerts").',
+    )
 
 
-def reading(given: Input) -> Reading:
-    """Return an input as a stage keeps it, for `Stage(..., **reading(source))`."""
-    _check_input(given)
-    if isinstance(given, Output):
-        return {"input": given.stage, "from_output": given.name}
-    return {"input": given, "from_output": MAIN}
-
-
-def _check_input(given: object) -> None:
-    if not isinstance(given, Source | Stage | Output):
-        raise PipelineError(
-            f"{given!r} is nothing that a stage can read.",
-            next='Say a source, as files("{landing}/*.parquet"), a stage, or an output of one: other.output("alerts").',
-        )
-
-
-def input_name(stage: Stage) -> str:
-    """Return the uid of the stage that a stage reads, or the name of its source."""
-    return stage.input.uid if isinstance(stage.input, Stage) else stage.input.name
-
-
-def keeps_event_time(stage: Stage) -> bool:
-    """Return whether the rows that a stage sees still have the event time of its source, if it reads a source."""
-    return not isinstance(stage.input, Source) or keeps(stage.columns, str(stage.input.event_time))
-
-
-def sources_of(input: Input) -> tuple[Source, ...]:
-    """Return the sources at the far end of an input, each once."""
-    if isinstance(input, Source):
-        return (input,)
-    if isinstance(input, Output):
-        return sources_of(input.stage)
-    return tuple(dict.fromkeys(source for before in input.inputs for source in sources_of(before)))
-
-
-def is_timed(input: Input) -> bool:
+def is_timed(given: Readable) -> bool:
     """Return whether rows of an input come with a watermark.
 
     They do if all of its sources have an event time, or if windows by processing time lie between.
     """
-    _check_input(input)
-    if isinstance(input, Source):
-        return input.event_time is not None
-    stage = input.stage if isinstance(input, Output) else input
-    return stage.by_clock or all(map(is_timed, stage.inputs))
+    if isinstance(given, Input):
+        return is_timed(given.origin)
+    origin, _ = origin_of(given)
+    if isinstance(origin, Source):
+        return origin.event_time is not None
+    return origin.by_clock or all(map(is_timed, origin.inputs))
 
 
-def is_clocked(input: Input) -> bool:
-    """Return whether the time of an input's rows is processing time, from windows by processing time.
-
-    The input may be these windows, or come from them.
-    """
-    if isinstance(input, Source):
-        return False
-    stage = input.stage if isinstance(input, Output) else input
-    return stage.by_clock or any(map(is_clocked, stage.inputs))
-
-
-def keeps_changes(stage: Stage) -> bool:
-    """Return whether a stage's columns keep the column that says what became of a row, if its input has that column."""
-    return has(stage.columns, CHANGE_TYPE)
-
-
-def check_changes(stage: Stage, input: Source | Stage) -> None:
-    """Raise PipelineError if the stage cannot work on rows that are changes.
-
-    Args:
-        input: Where they come from.
-    """
-    are_kept = keeps_changes(stage)
-    if not are_kept:
-        is_seen = CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
+def check_changes(stage: Stage, input: Input) -> None:
+    """Raise PipelineError if the stage cannot work on rows of an input that are changes."""
+    if not input.keeps_changes:
+        is_seen = CHANGE_TYPE in " ".join([*input.columns, input.where or ""])
         why = None if is_seen else "its columns leave that one out"
     else:
         why = stage.operator.no_changes(stage, input)
     if why is None:
         return
     out = f"{CHANGE_TYPE} out, with the rows that are no more: by where= and select=, or in transform="
-    if not are_kept:
+    if not input.keeps_changes:
         meant = f"\"{CHANGE_TYPE} IN ('insert', 'update_postimage')\""
         remedy = f"Keep {CHANGE_TYPE} among them, or say by where= which rows are meant, as {meant} does"
     elif stage.function is not None:
@@ -426,7 +325,7 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
     else:
         remedy = f"Leave {out}"
     raise PipelineError(
-        f"{stage.uid} cannot read {input.name if isinstance(input, Source) else input.uid}, whose rows are changes: "
+        f"{stage.uid} cannot read {input.name}, whose rows are changes: "
         f"{CHANGE_TYPE} says which of them take others back, and {why}.",
         where=f"stage {stage.uid}",
         next=f"{remedy}. The reference of operators lists what takes changes.",
@@ -452,14 +351,24 @@ def _check_outputs(stage: Stage) -> None:
             )
 
 
-def _check_from_output(stage: Stage) -> None:
-    """Raise PipelineError unless the stage before has the output that this one reads."""
-    if not isinstance(stage.input, Stage) or stage.from_output not in stage.input.readable:
-        before = input_name(stage)
+def _check_input(stage: Stage, input: Input) -> None:
+    """Raise PipelineError unless it is clear what a stage reads, and which columns it makes of that."""
+    where, origin = f"stage {stage.uid}", input.origin
+    if input.output != MAIN and (isinstance(origin, Source) or input.output not in origin.readable):
         raise PipelineError(
-            f"{stage.uid} reads the output {stage.from_output!r} of {before}, which has none of that name.",
-            where=f"stage {stage.uid}",
-            next=f"Give it {before}, or one of its outputs: input={before}.output(...).",
+            f"{stage.uid} reads the output {input.output!r} of {input.name}, which has none of that name.",
+            where=where,
+            next=f"Give it {input.name}, or one of its outputs: {input.name}.output(...).",
+        )
+    if len(set(input.key)) < len(input.key):
+        raise PipelineError(
+            f"The key of {stage.uid} names a column twice: {', '.join(input.key)}.", where=where, next="Name each once."
+        )
+    if input.columns and input.transform is not None:
+        raise PipelineError(
+            f"{stage.uid} has a transform, which makes columns of its own, and select={input.columns!r}.",
+            where=where,
+            next="Say one of the two.",
         )
 
 
@@ -505,16 +414,6 @@ def _check_newest(stage: Stage, sink: Sink) -> None:
     )
 
 
-def _check_columns(stage: Stage) -> None:
-    """Raise PipelineError unless it is clear what makes the columns that the stage's options name."""
-    if stage.columns and stage.transform is not None:
-        raise PipelineError(
-            f"{stage.uid} has a transform, which makes columns of its own, and select={stage.columns!r}.",
-            where=f"stage {stage.uid}",
-            next="Say one of the two.",
-        )
-
-
 def sinks_shown(stage: Stage, known: Container[str | None]) -> tuple[Sink, ...]:
     """Return a stage's sinks without those tables of rows set aside that have never had a row.
 
@@ -528,11 +427,11 @@ def sinks_shown(stage: Stage, known: Container[str | None]) -> tuple[Sink, ...]:
 def _check_quarantine(stage: Stage) -> None:
     """Raise PipelineError unless the rows that the stage hands out can be traced to rows of its source."""
     why = None
-    if stage.sides:
+    if stage.is_of_several:
         why = "hands out rows of several inputs"
-    elif stage.columns:
+    elif stage.inputs[0].columns:
         why = "hands out columns of its own, among which none says from which row they come"
-    elif isinstance(stage.input, Stage):
+    elif not stage.reads_source:
         why = "reads another stage, whose rows are made already"
     else:
         why = stage.operator.mixes_rows()

@@ -18,13 +18,12 @@ from state_ops.moments import to_micros
 from state_ops.records.acks import Ack
 from state_ops.records.snapshot_files import StagedFile, StateFile
 from state_ops.snapshots.stage_upload import read_by_next
-from weir.definition import Source, Stage, keeps_event_time, sources_of
+from weir.definition import Input, Source, Stage, sources_of
 from weir.epoch.in_flight_data import InFlightData, Rows, Work, joined, work
 from weir.epoch.model import InFlightEpoch, StageProgress
 from weir.epoch.stage_shapes import source_schema
 from weir.execution.executor import Channel, Landed
 from weir.operators import watermarks
-from weir.operators.watermarks import SidesTime
 from weir.ownership.context import RunContext
 
 
@@ -33,13 +32,14 @@ def plan_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress
 
     The stages upstream have acked.
     """
-    if stage.sides:
+    if stage.is_of_several:
         return _plan_sides(context, epoch, stage, progress)
-    if isinstance(stage.input, Source):
-        planned = epoch.plan.slices.get(stage.input.name)
+    (input,) = stage.inputs
+    if isinstance(input.origin, Source):
+        planned = epoch.plan.slices.get(input.name)
         newest = planned.newest if planned else None
         return Work(InFlightData(epoch.pending.id, stage.uid, epoch.now, newest, (), None, lookups=epoch.plan.lookups))
-    upstream, output, more = stage.input.uid, stage.from_output, None
+    upstream, output, more = input.name, input.output, None
     at = epoch.applied.get(upstream)
     if at is not None:
         rows = tuple(file for ack in epoch.acks[upstream] for file in read_by_next(ack, output))
@@ -56,14 +56,14 @@ def _plan_sides(context: RunContext, epoch: InFlightEpoch, stage: Stage, progres
     """
     arriving: list[int | None] = []
     for side, input in enumerate(stage.inputs):
-        if isinstance(input, Source):
+        if isinstance(input.origin, Source):
             planned = epoch.plan.slices.get(input.name)
             made = context.made_times.get(stage.uid)
             # As long as nobody has looked at the columns that SQL or a transform makes, their rows alone tell.
-            is_made = _may_make_time(stage.sides[side]) if made is None else side in made
+            is_made = input.may_make_time if made is None else side in made
             arriving.append(planned.newest if planned and not is_made else None)
             continue
-        at = epoch.applied.get(input.uid)
+        at = epoch.applied.get(input.name)
         arriving.append(at.watermark if at is not None else None)
     files = epoch.ahead_of(stage)
     now = to_micros(epoch.now)
@@ -89,42 +89,37 @@ def _quiet(epoch: InFlightEpoch, stage: Stage, before: Mapping[str, int], now: i
 
 
 def parts_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[int, Landed | Channel]:
-    """Return the rows that a stage with several inputs reads in this epoch, by the number of the input.
+    """Return the rows that a stage reads in this epoch, by the number of the input.
 
     Inputs without rows are left out.
     """
     parts: dict[int, Landed | Channel] = {}
-    for side, lane in enumerate(stage.sides):
-        if isinstance(lane.input, Source):
-            from_source = landed(context, epoch, lane, lane.input)
-            if from_source is not None:
-                parts[side] = from_source
-            continue
-        staged = _staged(epoch, lane, lane.input)
-        if staged:
-            schema = context.shapes[lane.input.uid].outputs[lane.from_output]
-            parts[side] = Channel(schema, context.storage, tuple(staged))
+    for side, input in enumerate(stage.inputs):
+        is_source = isinstance(input.origin, Source)
+        rows = landed(context, epoch, stage, input) if is_source else _handed_on(context, epoch, stage, input)
+        if rows is not None:
+            parts[side] = rows
     return parts
 
 
-def landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Source) -> Landed | None:
+def landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, input: Input) -> Landed | None:
     """Return the rows of a source that a stage reads in this epoch, or None if it reads none."""
-    planned = epoch.plan.slices.get(source.name)
+    planned = epoch.plan.slices.get(input.name)
     if planned is None or not planned.files:
         return None
     assert planned.schema is not None
-    schema, reader = source_schema(stage, planned.schema), context.readers[source.name]
+    schema, reader = source_schema(stage, input, planned.schema), context.readers[input.name]
     return Landed(schema, reader, planned.files, tuple(planned.positions_left_out()))
 
 
-def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
+def _staged(epoch: InFlightEpoch, stage: Stage, input: Input) -> list[Rows]:
     """Return the rows for a stage that one upstream hands out in this epoch."""
-    acks, output = epoch.acks[upstream.uid], stage.from_output
+    acks, output = epoch.acks[input.name], input.output
     staged = [file for ack in acks for file in read_by_next(ack, output)]
     rows_out = sum(ack.rows_of(output) for ack in acks)
     if (rows_staged := sum(file.rows or 0 for file in staged)) != rows_out:
         raise DamageError(
-            f"{upstream.uid} has handed out {counted(rows_out, 'row')}, of which {rows_staged} "
+            f"{input.name} has handed out {counted(rows_out, 'row')}, of which {rows_staged} "
             f"{agrees(rows_staged, 'is', 'are')} staged for {stage.uid}.",
             where=f"epoch {epoch.pending.id}",
             next="Nothing was applied. If it happens again, report it: it must not.",
@@ -132,19 +127,19 @@ def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
     return staged
 
 
-def input_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
-    """Return the rows that the stage reads in this epoch, or None if it reads none."""
-    if isinstance(stage.input, Source):
-        return landed(context, epoch, stage, stage.input)
-    _staged(epoch, stage, stage.input)
-    done = epoch.work[stage.uid]
+def _handed_on(context: RunContext, epoch: InFlightEpoch, stage: Stage, input: Input) -> Channel | None:
+    """Return the rows of a stage before that a stage reads in this epoch, or None if it reads none."""
+    staged, done = _staged(epoch, stage, input), epoch.work[stage.uid]
+    if stage.is_of_several:  # which leaves none for later
+        schema = context.shapes[input.name].outputs[input.output] if staged else None
+        return None if schema is None else Channel(schema, context.storage, tuple(staged))
     if done.first is None or not done.files:
         return None
     _check_digests(context, epoch, done.files)
     assert done.first.schema is not None
     # What makes other columns is not applied twice. Else they go through where once more, so that rows which fail for
     # ever can be left out.
-    as_seen = done.first.begun and (stage.transform is not None or bool(stage.columns))
+    as_seen = done.first.begun and (input.transform is not None or bool(input.columns))
     return Channel(done.first.schema, context.storage, done.files, as_seen=as_seen)
 
 
@@ -164,19 +159,17 @@ def _check_digests(context: RunContext, epoch: InFlightEpoch, files: Sequence[St
 
 
 def rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
-    if stage.sides:
-        return sum(_rows_of(epoch, lane) for lane in stage.sides)
-    if isinstance(stage.input, Source):
-        return _rows_of(epoch, stage)
+    if stage.is_of_several or stage.reads_source:
+        return sum(_rows_of(epoch, input) for input in stage.inputs)
     first = epoch.work[stage.uid].first
     return first.rows if first is not None and not first.begun else 0
 
 
-def _rows_of(epoch: InFlightEpoch, lane: Stage) -> int:
-    """Return how many rows an epoch has for a stage that reads a single input."""
-    if isinstance(lane.input, Stage):
-        return sum(ack.rows_of(lane.from_output) for ack in epoch.acks[lane.input.uid])
-    planned = epoch.plan.slices.get(lane.input.name)
+def _rows_of(epoch: InFlightEpoch, input: Input) -> int:
+    """Return how many rows an epoch has of an input."""
+    if isinstance(input.origin, Stage):
+        return sum(ack.rows_of(input.output) for ack in epoch.acks[input.name])
+    planned = epoch.plan.slices.get(input.name)
     return planned.rows_offered if planned else 0
 
 
@@ -186,13 +179,9 @@ def known_watermark(epoch: InFlightEpoch, stage: Stage, progress: StageProgress)
     of the source's event time, the rows tell it."""
     first = epoch.work[stage.uid].first
     arriving = to_micros(first.now) if first and stage.by_clock else first.arriving if first else None
-    if not stage.sides and makes_time(epoch, stage):
+    if not stage.is_of_several and makes_time(epoch, stage):
         arriving = None
     return watermarks.before_job(stage, progress.watermark, arriving)
-
-
-def _may_make_time(lane: Stage) -> bool:
-    return lane.transform is not None or not keeps_event_time(lane)
 
 
 def makes_time(epoch: InFlightEpoch, stage: Stage, side: int = 0) -> bool:
@@ -200,18 +189,19 @@ def makes_time(epoch: InFlightEpoch, stage: Stage, side: int = 0) -> bool:
     return not stage.by_clock and side in epoch.made_times.get(stage.uid, ())
 
 
-def watermark_of_sides(
-    epoch: InFlightEpoch, stage: Stage, watermark: int | None, acks: Sequence[Ack]
-) -> tuple[int | None, SidesTime]:
-    """Return the watermark of a stage with several inputs after its job: files without statistics, and what has another
-    event time than its source, tell only now what their newest is."""
-    now, inputs = to_micros(epoch.now), epoch.sides[stage.uid]
-    if any(ack.newest_by_side for ack in acks):
-        newest = []
-        for side, lane in enumerate(stage.sides):
-            planned = epoch.plan.slices.get(lane.input.name) if isinstance(lane.input, Source) else None
-            seen = [ack.newest_by_side[side] for ack in acks if ack.newest_by_side]
-            arriving = planned.newest if planned else None
-            newest.append(watermarks.newest_time(lane, arriving, seen, makes_time(epoch, stage, side)))
-        epoch.sides[stage.uid] = inputs = inputs.after(newest, inputs.quiet)
-    return watermarks.before_job(stage, watermark, inputs.least(stage, now)), inputs
+def watermark_by_rows(epoch: InFlightEpoch, stage: Stage, watermark: int | None, acks: Sequence[Ack]) -> int | None:
+    """Return the stage's watermark after its job, from the one that was known before it.
+
+    Files without statistics, and what has another event time than its source, tell only now what their newest is.
+    """
+    newest = []
+    for side, input in enumerate(stage.inputs):
+        planned = epoch.plan.slices.get(input.name) if isinstance(input.origin, Source) else None
+        seen = [ack.newest[side] for ack in acks if ack.newest]
+        arriving = planned.newest if planned else None
+        newest.append(watermarks.newest_time(input, arriving, seen, makes_time(epoch, stage, side)))
+    if not stage.is_of_several:
+        return watermarks.before_job(stage, watermark, None if stage.by_clock else newest[0])
+    before = epoch.sides[stage.uid]
+    epoch.sides[stage.uid] = inputs = before.after(newest, before.quiet)
+    return watermarks.before_job(stage, watermark, inputs.least(stage, to_micros(epoch.now)))

@@ -32,17 +32,15 @@ from weir.definition import MAIN, Pipeline, Progress, Shapes, Source, Stage, is_
 from weir.epoch.in_flight_data import InFlightData, rest
 from weir.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from weir.epoch.stage_input import (
-    input_of,
     known_watermark,
     landed,
-    makes_time,
     parts_of,
     plan_stage,
     rows_offered,
-    watermark_of_sides,
+    watermark_by_rows,
 )
-from weir.epoch.stage_shapes import check_columns, fixed_shapes, shapes_of_sides
-from weir.execution.executor import Channel, Landed, Several
+from weir.epoch.stage_shapes import check_columns, fixed_shapes
+from weir.execution.executor import InputRows
 from weir.gates import evaluation, quarantine, refused_rows
 from weir.gates.evaluation import GateVerdict
 from weir.operators import watermarks
@@ -102,9 +100,9 @@ def _without_refused(context: RunContext, epoch: InFlightEpoch, stage: Stage, re
     If they declined because of rows that the sources set aside, the result has another plan.
     """
     parts = [
-        (lane, rows)
-        for lane in stage.lanes
-        if isinstance(lane.input, Source) and (rows := landed(context, epoch, lane, lane.input)) is not None
+        (input, rows)
+        for input in stage.inputs
+        if isinstance(input.origin, Source) and (rows := landed(context, epoch, stage, input)) is not None
     ]
     shapes = context.shapes.get(stage.uid)
     target = _targets(context, stage, shapes).get(MAIN) if shapes is not None else None
@@ -132,17 +130,11 @@ def run_job(
         here: As in `KeyedTask`, like `reread` and `asynchronous`.
     """
     started, ms = time.perf_counter(), dict[str, float]()
-    rows: Landed | Channel | Several | None
-    pinned = _pinned(context, epoch, stage)
-    if stage.sides:
-        parts = parts_of(context, epoch, stage)
-        fixed = shapes_of_sides(context, epoch, stage, parts)
-        rows = Several(context.inputs[stage.uid], tuple(parts.items())) if fixed is not None and parts else None
-    else:
-        rows = input_of(context, epoch, stage)
-        fixed = fixed_shapes(context, epoch, stage, rows, pinned)
+    pinned, parts = _pinned(context, epoch, stage), parts_of(context, epoch, stage)
+    fixed = fixed_shapes(context, epoch, stage, parts, pinned)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(context, epoch, stage))
+    rows = InputRows(context.inputs[stage.uid], tuple(parts.items())) if parts else None
     epoch.made_times.setdefault(stage.uid, context.made_times.get(stage.uid, frozenset()))
     full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
     no_work = epoch.work[stage.uid].first is None or (rows is None and watermarks.acts_on_rows_alone(stage))
@@ -241,13 +233,13 @@ def _judged(stage: Stage, acks: Sequence[Ack]) -> list[StagedFile | StateFile]:
 def _with_quarantine(context: RunContext, epoch: InFlightEpoch, stage: Stage, acks: list[Ack]) -> list[Ack]:
     """Return the acks, with the rows of its sources that could not be decoded, and those that the stage's gates have
     set aside before this replay."""
-    for output, lane, sink in stage.tables_aside:
-        if not isinstance(lane.input, Source):
-            continue
-        planned = epoch.plan.slices.get(lane.input.name)
+    for output, input, sink in stage.tables_aside:
+        planned = epoch.plan.slices.get(input.name)
         if planned is not None and (planned.left_out or planned.bad_rows):
-            reader, scratch = context.readers[lane.input.name], work_dir(context)
-            acks = quarantine.with_rows(context.storage, reader, planned, lane, acks, scratch, output, sink.name)
+            reader, scratch = context.readers[input.name], work_dir(context)
+            acks = quarantine.with_rows(
+                context.storage, reader, planned, stage, input, acks, scratch, output, sink.name
+            )
     return acks
 
 
@@ -261,8 +253,7 @@ def _without_failed(
 ) -> EpochPlan:
     """Return the epoch's plan without the rows that a quarantining gate refuses. Raises GateError where these are too
     many."""
-    assert isinstance(stage.input, Source), "only such a stage may quarantine"
-    name, before = stage.input.name, epoch.plan
+    name, before = stage.inputs[0].name, epoch.plan
     positions = quarantine.positions_of(context.storage, acks)
     rounds = before.rounds.get(stage.uid, 0)
     more = quarantine.decided(stage, before.slices[name], rounds, verdicts, looked_at, positions)
@@ -314,7 +305,6 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
         bases=progress.bases,
         tables=_targets(context, stage, fixed),
         channels=pipeline.outputs_read(stage).union((MAIN,) if evaluation.of_rows(stage) else ()),
-        event_time=stage.input.event_time if isinstance(stage.input, Source) and not stage.sides else None,
         backend=settings.state.backend,
         options=backend_options(settings),
         cache=cache_sizes(settings, stage),
@@ -383,21 +373,19 @@ def note_progress(context: RunContext, epoch: InFlightEpoch, stage: Stage, progr
             waiting = (left, *waiting)
         forgotten = forgotten_after(progress.forgotten, stage.lifetime, to_micros(done.first.now))
         known, handed_on = known_watermark(epoch, stage, progress), None
-        watermark = known
-        if stage.sides:
-            watermark, inputs = watermark_of_sides(epoch, stage, known, acks)
+        watermark = watermark_by_rows(epoch, stage, known, acks)
+        inputs = epoch.sides.get(stage.uid, inputs)
         if left is None:
-            made = not stage.sides and makes_time(epoch, stage)
-            after = watermarks.after_job(stage, watermark, done.first.arriving, acks, epoch.plan.drain, made)
+            after = watermarks.after_job(watermark, acks, epoch.plan.drain)
             handed_on = watermarks.handed_on(stage, known, after, epoch.plan.drain)
-        if stage.sides and watermarks.time_matters(stage, context.pipeline.stages):
+        if stage.is_of_several and watermarks.time_matters(stage, context.pipeline.stages):
             inputs = replace(inputs, due=inputs.until_idle(stage, after, to_micros(epoch.now)))
             epoch.sides[stage.uid] = inputs
         epoch.applied[stage.uid] = Applied(
             done.first.epoch, done.first.now, left is None, handed_on, done.first.lookups
         )
         offered = rows_offered(epoch, stage)
-        if offered and all(lane.transform is None for lane in stage.lanes):
+        if offered and all(input.transform is None for input in stage.inputs):
             taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
             epoch.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
     if after is not None:

@@ -17,7 +17,7 @@ from state_ops.logs import Logger
 from state_ops.records.checkpoint import stats_of
 from weir.connectors.lookups.lookup_table import Pinned
 from weir.connectors.sink import Sink
-from weir.definition import ROW, Shapes, Source, Stage
+from weir.definition import ROW, Input, Shapes, Source, Stage
 from weir.epoch.model import InFlightEpoch
 from weir.execution import direct_read
 from weir.execution.executor import Channel, Landed
@@ -32,77 +32,61 @@ log = Logger("weir.epoch")
 
 
 def fixed_shapes(
-    context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Landed | Channel | None, pinned: Pinned | None
+    context: RunContext,
+    epoch: InFlightEpoch,
+    stage: Stage,
+    parts: Mapping[int, Landed | Channel],
+    pinned: Pinned | None,
 ) -> Shapes | None:
-    first = epoch.work[stage.uid].first
-    seen = rows.schema if rows is not None and not (first is not None and first.begun) else None
-    looked_up = () if pinned is None else (pinned.version.columns,)
-    has_other_types = (  # a column of nulls has got its type
-        seen is not None and (seen, *looked_up) != context.reads.get(stage.uid)
-    )
-    if stage.uid in context.shapes and not has_other_types:
-        return context.shapes[stage.uid]
-    if seen is not None:
-        raw: pa.Schema | None = seen
-    elif isinstance(stage.input, Source):  # no rows, but the schema may be known: from the files read before,
-        known_files = epoch.source_offsets.expected.get(stage.input.name)
-        if known_files is None and context.pipeline.is_before_several(stage):  # which may have rows of another input
-            known_files = stage.input.declared_columns
-        raw = None if known_files is None else source_schema(stage, known_files)
-    else:  # or from the stage before
-        upstream = context.shapes.get(stage.input.uid)
-        raw = upstream.outputs[stage.from_output] if upstream else None
-    if raw is None:
-        return None
-    direct_read.check_where(stage, raw, context.settings.spark.conf)
-    schema = context.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
-    context.made_times[stage.uid] = watermarks.made_times(stage, [schema])
-    schema = schema.remove_metadata()
-    fixed = shapes_of(stage if pinned is None else stage.pinned(pinned), schema, raw)
-    return _fixed(context, stage, fixed, (raw, *looked_up), schema)
+    """Return the schemas of a stage, or None as long as none of its inputs has had rows and no columns are known.
 
+    Args:
+        parts: By the number of an input that has rows, these.
 
-def shapes_of_sides(
-    context: RunContext, epoch: InFlightEpoch, stage: Stage, parts: Mapping[int, Landed | Channel]
-) -> Shapes | None:
-    """Return the schemas of a stage with several inputs, or None as long as none of them has had rows.
-
-    Raises PipelineError where only some have, and nothing tells the columns of the others.
+    Raises:
+        PipelineError: Only some inputs have rows, and nothing tells the columns of the others.
     """
-    raw = [_columns_of(context, epoch, lane, parts.get(side)) for side, lane in enumerate(stage.sides)]
-    if stage.uid in context.shapes and tuple(raw) == context.reads.get(stage.uid):
-        return context.shapes[stage.uid]
-    if not parts and None in raw:
-        return context.shapes.get(stage.uid)
-    seen = []
-    for side, (lane, columns) in enumerate(zip(stage.sides, raw, strict=True)):
-        if columns is None:
+    first, known = epoch.work[stage.uid].first, context.shapes.get(stage.uid)
+    seen = {} if first is not None and first.begun else {side: part.schema for side, part in parts.items()}
+    if known is not None and not seen:
+        return known
+    raw = [
+        seen[side] if side in seen else _columns_of(context, epoch, stage, input)
+        for side, input in enumerate(stage.inputs)
+    ]
+    compared = (*raw, *(() if pinned is None else (pinned.version.columns,)))
+    if known is not None and compared == context.reads.get(stage.uid):  # else a column of nulls has got its type
+        return known
+    if not seen and None in raw:
+        return None
+    columns, read = [], list[pa.Schema]()
+    for side, (input, given) in enumerate(zip(stage.inputs, raw, strict=True)):
+        if given is None:
             raise PipelineError(
                 f"T{sides.name_of(stage, side)[1:]} has had no row yet, so nothing tells its columns, and"
                 f" {stage.uid} has rows of another input that wait for them.",
                 where=f"stage {stage.uid}",
                 next="Say them at the source (schema=...), or run again when it has a first file.",
             )
-        part = parts.get(side)
-        direct_read.check_where(lane, columns, context.settings.spark.conf)
-        seen.append(context.executor.columns(lane, columns, "what was read before" if part is None else part.where))
-    context.made_times[stage.uid] = watermarks.made_times(stage, seen)
-    schema = sides.wide(stage, [columns.remove_metadata() for columns in seen])
-    read = [columns for columns in raw if columns is not None]
-    return _fixed(context, stage, shapes_of(stage, schema, *read), tuple(raw), schema)
+        direct_read.check_where(stage, input, given, context.settings.spark.conf)
+        where = parts[side].where if side in parts else "what was read before"
+        columns.append(context.executor.columns(stage, input, given, where))
+        read.append(given)
+    context.made_times[stage.uid] = watermarks.made_times(stage, columns)
+    schema = sides.wide(stage, [of_input.remove_metadata() for of_input in columns])
+    whole = stage if pinned is None else stage.pinned(pinned)
+    return _fixed(context, stage, shapes_of(whole, schema, *read), compared, schema)
 
 
-def _columns_of(
-    context: RunContext, epoch: InFlightEpoch, lane: Stage, part: Landed | Channel | None
-) -> pa.Schema | None:
-    """Return the columns of an input; None if nothing tells them yet."""
-    if part is not None:
-        return part.schema
-    if isinstance(lane.input, Source):
-        expected = epoch.source_offsets.expected.get(lane.input.name)
-        return lane.input.declared_columns if expected is None else expected
-    upstream = context.shapes.get(lane.input.uid)
-    return upstream.outputs[lane.from_output] if upstream else None
+def _columns_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, input: Input) -> pa.Schema | None:
+    """Return the columns of an input without rows in this epoch; None if nothing tells them yet."""
+    if isinstance(input.origin, Source):
+        expected = epoch.source_offsets.expected.get(input.name)
+        if expected is None and context.pipeline.is_beside_others(stage):  # which may have rows of another input
+            expected = input.origin.declared_columns
+        return None if expected is None else source_schema(stage, input, expected)
+    upstream = context.shapes.get(input.name)
+    return upstream.outputs[input.output] if upstream else None
 
 
 def _fixed(
@@ -122,16 +106,16 @@ def _fixed(
     return fixed
 
 
-def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
+def source_schema(stage: Stage, input: Input, files: pa.Schema) -> pa.Schema:
     """Return the schema in which a stage reads a source whose files have these columns.
 
     It has the rows' positions too if the stage's gates may set rows aside.
     """
-    if stage.quarantine is None:
+    if not stage.quarantines and not input.takes_bad_rows:
         quarantine.refuse_row(stage, files)
         return files
-    assert isinstance(stage.input, Source), "only such a stage may quarantine"
-    quarantine.refuse_own_column(stage.input, files)
+    assert isinstance(input.origin, Source), "only such a stage may quarantine"
+    quarantine.refuse_own_column(input.origin, files)
     return files if not stage.quarantines else pa.schema([*files, pa.field(ROW, pa.int64())])
 
 
@@ -154,9 +138,9 @@ def shapes_of(stage: Stage, seen: pa.Schema, *read: pa.Schema) -> Shapes:
             next="Let the transform keep that column.",
         )
     aside = {}
-    for output, lane, sink in stage.tables_aside:
-        columns = read[stage.lanes.index(lane)]
-        kept = quarantine.table_schema(lane, pa.schema([field for field in columns if field.name != ROW]))
+    for output, input, sink in stage.tables_aside:
+        columns = read[stage.inputs.index(input)]
+        kept = quarantine.table_schema(input, pa.schema([field for field in columns if field.name != ROW]))
         check_storable(kept, f"{where}, the table {sink.name}", "Cast it in what writes the files")
         refuse_same_names(kept, f"{where}, the table {sink.name}")
         aside[output] = kept
@@ -210,8 +194,8 @@ def check_columns(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> No
     first = epoch.work[stage.uid].first
     if first is None or first.schema is None:
         return
-    assert isinstance(stage.input, Stage), "only such a stage leaves rows"
-    now = context.inputs[stage.uid] if first.begun else context.shapes[stage.input.uid].outputs[stage.from_output]
+    (input,) = stage.inputs
+    now = context.inputs[stage.uid] if first.begun else context.shapes[input.name].outputs[input.output]
     if not first.schema.equals(now):
         raise PipelineError(
             f"{counted(first.rows, 'row')} of epoch {first.epoch} {agrees(first.rows, 'waits', 'wait')} "

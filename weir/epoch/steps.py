@@ -71,7 +71,7 @@ from state_ops.storage.transfers import at_once
 from weir.code_changes.sql import recorded_sql
 from weir.connectors.delta import append
 from weir.connectors.sink import Sink
-from weir.definition import FileSource, Source, Stage, keeps_event_time, sinks_shown
+from weir.definition import FileSource, Source, Stage, sinks_shown
 from weir.epoch.model import EpochReport, InFlightEpoch
 from weir.epoch.stage_shapes import sinks_of
 from weir.execution.spark import spark_errors
@@ -429,7 +429,7 @@ def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | N
                 (stage, side)
                 for stage in context.pipeline.stages
                 for side, input in enumerate(stage.inputs)
-                if isinstance(input, Source) and input.name == name
+                if isinstance(input.origin, Source) and input.name == name
             ]
             acks = {stage.uid: epoch.pending.acks_of(stage.uid) for stage, _ in readers}
             kept = [(stage, side) for stage, side in readers if side not in epoch.made_times.get(stage.uid, ())]
@@ -441,12 +441,12 @@ def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | N
 
 def _newest(ack: Ack, side: int) -> int | None:
     """Return the newest event time that a subtask has seen of one of its stage's inputs."""
-    return ack.newest_by_side[side] if ack.newest_by_side else ack.max_event_time
+    return ack.newest[side] if ack.newest else None
 
 
 def _sees_all(epoch: InFlightEpoch, stage: Stage, side: int, acks: Sequence[Ack]) -> bool:
     """Return whether a stage has seen every row of a source, one of its inputs, as the files have it."""
-    if any(lane.transform is not None for lane in stage.lanes) or not keeps_event_time(stage.lanes[side]):
+    if any(input.transform is not None for input in stage.inputs) or not stage.inputs[side].keeps_event_time:
         return False
     return not epoch.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
 
@@ -577,7 +577,7 @@ def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
 def _left_out(epoch: InFlightEpoch, stage: Stage) -> int:
     """Return the rows of its sources that the stage has not got: bad ones, and those that some stage's gate has set
     aside."""
-    sources = {input.name for input in stage.inputs if isinstance(input, Source)}
+    sources = {input.name for input in stage.inputs if isinstance(input.origin, Source)}
     return sum(planned.rows_quarantined for name, planned in epoch.plan.slices.items() if name in sources)
 
 

@@ -6,7 +6,7 @@ docs/adr/0035-small-slices.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,8 +22,8 @@ from state_ops.snapshots.sweep import SORTING
 from state_ops.storage.disks import disk
 from state_ops.storage.temp_dirs import scratch
 from weir import where
-from weir.definition import ROW, Source, Stage
-from weir.execution.executor import Channel, Landed, Several, staged_tables
+from weir.definition import ROW, Input, Source, Stage
+from weir.execution.executor import Channel, InputRows, Landed, staged_tables
 from weir.execution.external_sort import in_order
 from weir.operators import sides
 from weir.sources.slices import WHOLE, Share, position
@@ -47,17 +47,18 @@ _PLAIN = (
 
 
 def looked_at(stage: Stage, columns: pa.Schema) -> pa.Schema:
-    """Return the columns of a source that a stage looks at."""
+    """Return the columns of an input that a stage looks at."""
     return columns if stage.reads is None else pa.schema([field for field in columns if field.name in stage.reads])
 
 
-def narrowed(stage: Stage, rows: Landed | Channel) -> Landed | Channel:
-    """Return these rows with only the columns that the stage and its where look at, or all where that is not known."""
-    reads = frozenset[str]() if stage.columns else stage.reads
-    if isinstance(rows, Channel) or reads is None or stage.transform is not None:
+def narrowed(stage: Stage, input: Input, rows: Landed | Channel) -> Landed | Channel:
+    """Return rows of an input with only the columns that the stage and its where look at, or all where that is not
+    known."""
+    reads = frozenset[str]() if input.columns else stage.reads
+    if isinstance(rows, Channel) or reads is None or input.transform is not None:
         return rows
     try:
-        asked = _compile(stage, rows.schema) | reads
+        asked = _compile(input, rows.schema) | reads
     except where.Refused:
         return rows
     fields = [field for field in rows.schema if field.name in asked]
@@ -66,60 +67,61 @@ def narrowed(stage: Stage, rows: Landed | Channel) -> Landed | Channel:
 
 def read_by(stages: Iterable[Stage], rows: Landed) -> frozenset[str]:
     """Return the columns of a source's rows that any of these stages reads, or their SQL."""
-    lanes = [lane for stage in stages for lane in stage.sides or (stage,)]
-    own = [lane for lane in lanes if isinstance(lane.input, Source) and lane.input.name == rows.reader.source.name]
-    return frozenset(name for lane in own for name in narrowed(lane, rows).schema.names)
+    source = rows.reader.source.name
+    inputs = [(stage, input) for stage in stages for input in stage.inputs if isinstance(input.origin, Source)]
+    own = [narrowed(stage, input, rows) for stage, input in inputs if input.name == source]
+    return frozenset(name for narrow in own for name in narrow.schema.names)
 
 
-def can_read(stage: Stage, rows: Landed | Channel) -> bool:
+def can_read(input: Input, rows: Landed | Channel) -> bool:
     """Return whether tasks can read these rows themselves, exactly as Spark would hand them out.
 
     Not what Spark has to evaluate (a transform, and what `spark_alone` says of a where), nor nested types.
     """
     if not all(any(plain(type) for plain in _PLAIN) for type in rows.schema.types):
         return False
-    if not rows.as_seen and (stage.transform is not None or spark_alone(stage, rows.schema) is not None):
+    if not rows.as_seen and (input.transform is not None or spark_alone(input, rows.schema) is not None):
         return False
     return isinstance(rows, Channel) or rows.reader.open_in_workers(rows.files[:1])
 
 
-def spark_alone(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> str | None:
-    """Return why Spark alone can evaluate the stage's where and columns; None where Python can, or there are none.
+def spark_alone(input: Input, schema: pa.Schema, conf: Iterable[str] = ()) -> str | None:
+    """Return why Spark alone can evaluate an input's where and columns; None where Python can, or there are none.
 
     Args:
-        schema: The columns of the rows that the stage reads, canonical.
+        schema: The columns of the rows that are read, canonical.
         conf: Names of properties that Spark is given.
     """
-    if stage.where is None and not stage.columns:
+    if input.where is None and not input.columns:
         return None
-    if stage.transform is not None:
+    if input.transform is not None:
         return "a transform comes before it"
     if changing := [name for name in conf if name.startswith(_HOW_SPARK_JUDGES)]:
         return f"spark.conf has {changing[0]}"
     try:
-        _compile(stage, schema)
+        _compile(input, schema)
     except where.Refused as error:
         return str(error)
     return None
 
 
-def check_where(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> None:
-    """Refuse a where or columns that name a column which is not there, before Spark is asked. The arguments are
+def check_where(stage: Stage, input: Input, schema: pa.Schema, conf: Iterable[str] = ()) -> None:
+    """Refuse a where or columns that name a column which is not there, before Spark is asked. The other arguments are
     `spark_alone`'s.
 
     Raises:
         PipelineError: The nearest names are in it.
     """
-    if stage.transform is not None or any(name.startswith(_HOW_SPARK_JUDGES) for name in conf):
+    if input.transform is not None or any(name.startswith(_HOW_SPARK_JUDGES) for name in conf):
         return
     try:
-        _compile(stage, schema)
+        _compile(input, schema)
     except where.NoColumn as error:
         name = error.args[0]
         near = get_close_matches(name, schema.names) or [of for of in schema.names if of.lower() == name.lower()]
         raise PipelineError(
-            f"The {stage.sql_named} of {stage.uid} names {name!r}, which is no column of its input.",
-            where=f"stage {stage.uid}, {stage.sql_written}",
+            f"The {input.sql_named} of {stage.uid} names {name!r}, which is no column of its input.",
+            where=f"stage {stage.uid}, {input.sql_written}",
             next=f"Did you mean {' or '.join(near)}? Capitals count."
             if near
             else f"It has: {', '.join(schema.names)}.",
@@ -128,31 +130,31 @@ def check_where(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> No
         return
 
 
-def _compile(stage: Stage, schema: pa.Schema) -> set[str]:
-    """Return the columns that a stage's where and columns name; raises where.Refused if they are Spark's alone."""
-    named = set(where.compiled(stage.where, schema).columns) if stage.where is not None else set()
-    return named | {*where.projected(stage.columns, schema).columns} if stage.columns else named
+def _compile(input: Input, schema: pa.Schema) -> set[str]:
+    """Return the columns that an input's where and columns name; raises where.Refused if they are Spark's alone."""
+    named = set(where.compiled(input.where, schema).columns) if input.where is not None else set()
+    return named | {*where.projected(input.columns, schema).columns} if input.columns else named
 
 
-def seen(stage: Stage, rows: pa.Table) -> pa.Table:
-    """Return what the stage's where keeps of rows, and its columns make of that.
+def seen(input: Input, rows: pa.Table) -> pa.Table:
+    """Return what the input's where keeps of rows, and its columns make of that.
 
     Raises:
         where.Fails: Spark fails over a row.
         where.Refused: Spark alone can say what it does with a row, or with all of them (`spark_alone`).
     """
-    rows = rows if stage.where is None else where.compiled(stage.where, rows.schema).kept(rows)
-    return where.projected(stage.columns, rows.schema).of(rows) if stage.columns else rows
+    rows = rows if input.where is None else where.compiled(input.where, rows.schema).kept(rows)
+    return where.projected(input.columns, rows.schema).of(rows) if input.columns else rows
 
 
-def seen_columns(stage: Stage, rows: Landed | Channel) -> pa.Schema:
+def seen_columns(input: Input, rows: Landed | Channel) -> pa.Schema:
     """Return the columns of rows as the stage's function sees them, of rows that `can_read`."""
-    return rows.schema if rows.as_seen else seen(stage, rows.schema.empty_table()).schema
+    return rows.schema if rows.as_seen else seen(input, rows.schema.empty_table()).schema
 
 
-def as_seen(stage: Stage, rows: Landed | Channel, tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
+def as_seen(input: Input, rows: Landed | Channel, tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
     """Return what the stage's function sees of these tables, which are read from `rows`; raises as `seen`."""
-    return tables if rows.as_seen else (seen(stage, table) for table in tables)
+    return tables if rows.as_seen else (seen(input, table) for table in tables)
 
 
 def is_small(rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
@@ -166,7 +168,7 @@ def is_small(rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
 
 def own_batches(
     stage: Stage,
-    rows: Landed | Channel | Several,
+    rows: InputRows,
     subtask: int,
     parallelism: int,
     max_parallelism: int,
@@ -178,41 +180,36 @@ def own_batches(
     Raises InputError for a file that is gone or damaged, TransientError if storage fails, and as `seen`.
     """
 
-    def own(lane: Stage, part: Landed | Channel) -> Iterator[pa.Table]:
-        for table in as_seen(lane, part, tables(part, batch_rows)):
-            yield _rows_of_subtask(lane, table, subtask, parallelism, max_parallelism)
+    def own(input: Input, part: Landed | Channel) -> Iterator[pa.Table]:
+        for table in as_seen(input, part, tables(part, batch_rows)):
+            grouped, owners = with_owners(input.key, table, parallelism, max_parallelism)
+            yield grouped.filter(pa.array(owners == subtask))
 
     return in_batches(stage, of_inputs(stage, rows, own), batch_rows, work_dir)
 
 
 def of_inputs(
     stage: Stage,
-    rows: Landed | Channel | Several,
-    read: Callable[[Stage, Landed | Channel], Iterable[pa.Table]],
+    rows: InputRows,
+    read: Callable[[Input, Landed | Channel], Iterable[pa.Table]],
 ) -> Iterable[pa.Table]:
-    """Return the rows of a stage's input as its operator gets them; of several inputs, in the columns that they have
-    together.
+    """Return the rows of a stage's inputs as its operator gets them, in the columns that they have together.
 
     Args:
-        read: Gives the rows of one input, for the stage as one that reads it alone.
+        read: Gives the rows of one input.
     """
-    if not isinstance(rows, Several):
-        return read(stage, rows)
     return (
         sides.widened(stage, side, table, rows.schema)
         for side, part in rows.parts
-        for table in read(stage.sides[side], part)
+        for table in read(stage.inputs[side], part)
     )
 
 
-def _rows_of_subtask(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:
-    rows, owners = with_owners(stage, rows, parallelism, max_parallelism)
-    return rows.filter(pa.array(owners == subtask))
-
-
-def with_owners(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int) -> tuple[pa.Table, np.ndarray]:
+def with_owners(
+    key: Sequence[str], rows: pa.Table, parallelism: int, max_parallelism: int
+) -> tuple[pa.Table, np.ndarray]:
     """Return the rows with their key group as the first column, and int64[n], the subtask that owns each."""
-    groups = key_groups([rows.column(name) for name in stage.key], max_parallelism)
+    groups = key_groups([rows.column(name) for name in key], max_parallelism)
     rows = rows.add_column(0, GROUP, pa.array(groups.astype(np.int32)))
     return rows, subtask_of(groups, parallelism, max_parallelism)
 

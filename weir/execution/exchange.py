@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from state_ops.records.snapshot_files import StagedFile, StateFile
 from weir import where
-from weir.definition import Stage
+from weir.definition import Input, Stage
 from weir.execution import direct_read
-from weir.execution.executor import Channel, Landed, Several
+from weir.execution.executor import Channel, InputRows, Landed
 from weir.sources.slices import Share, SourceFile
 
 SCHEMA = "subtask int, side int, block binary"
@@ -49,7 +49,14 @@ Pieces = Sequence[tuple[int, Share]]
 
 
 def chosen(
-    stage: Stage, rows: Landed | Channel, parallelism: int, direct_bytes: int, setting: str, *, by_python: bool
+    stage: Stage,
+    input: Input,
+    rows: Landed | Channel,
+    parallelism: int,
+    direct_bytes: int,
+    setting: str,
+    *,
+    by_python: bool,
 ) -> str:
     """Return how rows reach their subtasks; CUT stands for ROWS as well, until `is_narrow` tells.
 
@@ -59,11 +66,11 @@ def chosen(
         by_python: Whether tasks may read files without Spark.
     """
     if not stage.key:  # there is no exchange: rows stay with who reads them
-        return DIRECT if by_python and direct_read.can_read(stage, rows) else ROWS
-    if by_python and direct_read.can_read(stage, rows):
+        return DIRECT if by_python and direct_read.can_read(input, rows) else ROWS
+    if by_python and direct_read.can_read(input, rows):
         if direct_read.is_small(rows, parallelism, direct_bytes):
             return DIRECT
-        columns = direct_read.seen_columns(stage, rows)
+        columns = direct_read.seen_columns(input, rows)
         if setting == BLOCKS or (setting == AUTO and is_narrow(stage, rows, columns, FILES)):
             return FILES
     return ROWS if setting == ROWS else CUT
@@ -118,22 +125,22 @@ def pieces(rows: Landed | Channel, tasks: int) -> list[Pieces]:
 
 
 def own_share(
-    stage: Stage, rows: Landed | Channel | Several, subtask: int, parallelism: int, batch_rows: int
+    stage: Stage, rows: InputRows, subtask: int, parallelism: int, batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows that one subtask of a stage without a key reads: its share of the files. Raises as
     `direct_read.own_batches`."""
 
-    def own(lane: Stage, part: Landed | Channel) -> Iterable[pa.Table]:
+    def own(input: Input, part: Landed | Channel) -> Iterable[pa.Table]:
         shares = pieces(part, parallelism)
         read = shares[subtask] if subtask < len(shares) else ()
         tables = (table for file, share in read for table in direct_read.file_tables(part, file, batch_rows, share))
-        return direct_read.as_seen(lane, part, tables)
+        return direct_read.as_seen(input, part, tables)
 
     return direct_read.packed(direct_read.of_inputs(stage, rows, own), batch_rows)
 
 
 def read_blocks(
-    stage: Stage,
+    input: Input,
     rows: Landed | Channel,
     read: Pieces,
     parallelism: int,
@@ -149,14 +156,14 @@ def read_blocks(
         for table in direct_read.file_tables(rows, file, _rows_at_once(rows.files[file]), share)
     )
     try:
-        yield from cut(stage, direct_read.as_seen(stage, rows, tables), parallelism, max_parallelism, side)
+        yield from cut(input, direct_read.as_seen(input, rows, tables), parallelism, max_parallelism, side)
     except (where.Fails, where.Refused):
         nothing = pa.array([0], pa.int32())
         yield pa.RecordBatch.from_arrays([nothing, nothing, pa.nulls(1, pa.binary())], _COLUMNS)
 
 
 def cut(
-    stage: Stage, tables: Iterable[pa.Table], parallelism: int, max_parallelism: int, side: int = 0
+    input: Input, tables: Iterable[pa.Table], parallelism: int, max_parallelism: int, side: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows as blocks, one for each subtask that has some of what is cut at once. side: of which input they
     are."""
@@ -166,10 +173,10 @@ def cut(
         waiting.append(table)
         count, size = count + table.num_rows, size + table.nbytes
         if count >= max(_CUT_ROWS, _ROWS_A_BLOCK * parallelism) or size >= _CUT_BYTES:
-            yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism, side)
+            yield from _blocks(input, pa.concat_tables(waiting), parallelism, max_parallelism, side)
             waiting, count, size = [], 0, 0
     if waiting:
-        yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism, side)
+        yield from _blocks(input, pa.concat_tables(waiting), parallelism, max_parallelism, side)
 
 
 def _small(rows: pa.Table) -> Iterator[pa.Table]:
@@ -183,11 +190,11 @@ def _small(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _blocks(
-    stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int, side: int
+    input: Input, rows: pa.Table, parallelism: int, max_parallelism: int, side: int
 ) -> Iterator[pa.RecordBatch]:
     if not rows.num_rows:
         return
-    rows, owners = direct_read.with_owners(stage, rows, parallelism, max_parallelism)
+    rows, owners = direct_read.with_owners(input.key, rows, parallelism, max_parallelism)
     order = np.argsort(owners.astype(np.uint16), kind="stable")
     (batch,) = rows.take(pa.array(order)).combine_chunks().to_batches()
     ends = np.searchsorted(owners[order], np.arange(parallelism + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +14,7 @@ from state_ops.errors import DamageError, TransientError, VanishedError, WeirErr
 from state_ops.records.acks import Ack
 from state_ops.records.snapshot_files import StagedFile, StateFile
 from state_ops.storage.storage import Storage
-from weir.definition import ROW, Stage
+from weir.definition import ROW, Input, Stage
 from weir.sources.reader import SourceReader
 from weir.sources.slices import SourceFile
 from weir.task.run_task import KeyedTask
@@ -68,16 +68,21 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
-    """Rows of several inputs.
+class InputRows:
+    """The rows of a stage's inputs in an epoch.
 
     Attributes:
-        schema: The columns in which they reach the stage's subtasks, as `operators.sides` has them.
+        schema: The columns in which they reach the stage's subtasks; of several inputs, as `operators.sides` has them.
         parts: By the number of an input that has rows, what is read of it.
     """
 
     schema: pa.Schema
     parts: tuple[tuple[int, Landed | Channel], ...]
+
+    @classmethod
+    def of(cls, rows: Landed | Channel) -> Self:
+        """Return the rows of the only input."""
+        return cls(rows.schema, ((0, rows),))
 
 
 def uri(storage: Storage, file: StagedFile | StateFile) -> str:
@@ -149,20 +154,18 @@ def unreadable(storage: Storage, file: StagedFile | StateFile, problem: str) -> 
 class Executor(Protocol):
     """Runs a stage's stateless part and its keyed tasks."""
 
-    def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
-        """Return the columns that the stage's function sees, canonical, for an input of `schema`.
+    def columns(self, stage: Stage, input: Input, schema: pa.Schema, where: str) -> pa.Schema:
+        """Return the columns that the stage's function sees of an input whose rows have `schema`, canonical.
 
         Args:
             where: Whose schema that is.
 
         Raises:
-            PipelineError: Where the stage's where or transform does not fit them.
+            PipelineError: Where the input's where or transform does not fit them.
         """
         ...
 
-    def run(
-        self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
-    ) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: InputRows | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         """Run every subtask of the stage to its ack, a decline included; a subtask that died has none.
 
         Raises the WeirError that says what the operator should do when the job as a whole failed.

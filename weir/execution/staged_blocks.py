@@ -26,7 +26,7 @@ from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 from weir.definition import Stage
 from weir.execution import exchange
-from weir.execution.executor import Channel, Landed, Several
+from weir.execution.executor import InputRows
 from weir.task.run_task import KeyedTask
 
 log = Logger("weir.spark")
@@ -59,7 +59,7 @@ class Extent:
     digest: str
 
 
-def pays(task: KeyedTask, rows: Landed | Channel | Several, hosts: int) -> bool:
+def pays(task: KeyedTask, rows: InputRows, hosts: int) -> bool:
     """Return whether the state that would move costs more to fetch than the rows' blocks cost to put and get.
 
     Half of the state moves between two hosts, and two thirds between three. Each map task puts an object, and each
@@ -70,7 +70,7 @@ def pays(task: KeyedTask, rows: Landed | Channel | Several, hosts: int) -> bool:
         for base in task.bases.values()
         for file in base.files
     }
-    parts = [part for _, part in rows.parts] if isinstance(rows, Several) else [rows]
+    parts = [part for _, part in rows.parts]
     stored = sum(exchange.stored_bytes(file) for part in parts for file in part.files)
     requests = task.parallelism * (task.parallelism + 1)
     return sum(files.values()) * (hosts - 1) // hosts > 2 * stored + requests * _BYTES_A_REQUEST

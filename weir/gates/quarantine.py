@@ -30,7 +30,7 @@ from state_ops.records.acks import Ack
 from state_ops.records.snapshot_files import OUTPUT, StagedFile, StateFile
 from state_ops.storage.storage import Storage
 from state_ops.value_text import literal
-from weir.definition import POSITIONS, ROW, Gate, Source, Stage
+from weir.definition import POSITIONS, ROW, Gate, Input, Source, Stage
 from weir.execution.executor import staged_table
 from weir.gates.evaluation import GateVerdict, columns_of, refusal
 from weir.sources.reader import SourceReader, picked
@@ -46,16 +46,16 @@ _TOLD = (("_weir_stage", pa.string()), ("_weir_gate", pa.string()), ("_weir_epoc
 _RAW = (("_weir_raw", pa.string()),)
 
 
-def table_schema(stage: Stage, source: pa.Schema) -> pa.Schema:
+def table_schema(input: Input, source: pa.Schema) -> pa.Schema:
     """Return the columns of a quarantine table: those of the source's files, and why each row is there; where rows may
     be bad, also what stands there instead of a row."""
-    more = [pa.field(name, kind) for name, kind in (*_TOLD, *(_RAW if _keeps_raw(stage) else ()))]
+    more = [pa.field(name, kind) for name, kind in (*_TOLD, *(_RAW if _keeps_raw(input) else ()))]
     return pa.schema([*source, *more])
 
 
-def _keeps_raw(stage: Stage) -> bool:
+def _keeps_raw(input: Input) -> bool:
     """Return whether its table has what stands in place of a row that could not be decoded."""
-    return stage.takes_bad_rows and isinstance(stage.input, Source) and stage.input.decodes
+    return input.takes_bad_rows and isinstance(input.origin, Source) and input.origin.decodes
 
 
 def decided(
@@ -139,12 +139,14 @@ def positions_of(storage: Storage, acks: Sequence[Ack]) -> np.ndarray:
 # -- what is kept
 
 
-def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: CheckpointId) -> Iterator[pa.Table]:
-    """Yield what has been set aside of a slice, as a stage's quarantine table has it: by its gates, file by file, and
-    what could not be decoded."""
+def rows_of(
+    reader: SourceReader, planned: Slice, stage: Stage, input: Input, epoch: CheckpointId
+) -> Iterator[pa.Table]:
+    """Yield what has been set aside of a slice, as the quarantine table of a stage's input has it: by gates, file by
+    file, and what could not be decoded."""
     assert planned.schema is not None
-    uid, schema = stage.uid, table_schema(stage, planned.schema)
-    if _keeps_raw(stage) and planned.bad_rows:
+    uid, schema = stage.uid, table_schema(input, planned.schema)
+    if _keeps_raw(input) and planned.bad_rows:
         bad, titles = planned.bad_rows, {file.name: reader.title(file) for file in planned.files}
         facts: dict[str, list[Any]] = {
             "_weir_stage": [uid] * len(bad), "_weir_gate": [_ON_BAD] * len(bad),
@@ -160,7 +162,7 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
     for row in planned.left_out:
         if row.stage == uid:
             by_file.setdefault(row.file, []).append(row)
-    if stage.takes_bad_rows and not _keeps_raw(stage):  # the files themselves have such rows
+    if input.takes_bad_rows and not _keeps_raw(input):  # the files themselves have such rows
         for of in planned.bad_rows:
             by_file.setdefault(of.file, []).append(LeftOut(uid, _ON_BAD, of.file, of.row, of.reason))
     for file in planned.files:
@@ -173,7 +175,7 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
             ]  # fmt: skip
             for (name, kind), values in zip(_TOLD, columns, strict=True):
                 rows = rows.append_column(name, pa.array(values, kind))
-            if _keeps_raw(stage):
+            if _keeps_raw(input):
                 rows = rows.append_column("_weir_raw", pa.nulls(len(left_out), pa.string()))
             yield rows
 
@@ -189,6 +191,7 @@ def with_rows(
     reader: SourceReader,
     planned: Slice,
     stage: Stage,
+    input: Input,
     acks: Sequence[Ack],
     work_dir: Path,
     output: str,
@@ -198,12 +201,12 @@ def with_rows(
     like rows that are late.
 
     Args:
-        stage: As one that reads the source alone.
+        input: The stage's input with the source.
         output: What they are called among the stage's outputs.
         sink: The name of their table.
     """
     first, *others = sorted(acks, key=lambda ack: ack.subtask)
-    tables = list(rows_of(reader, planned, stage, first.epoch))
+    tables = list(rows_of(reader, planned, stage, input, first.epoch))
     if not tables:
         return list(acks)
     directory = Path(first.pending_upload.directory) if first.pending_upload is not None else work_dir

@@ -21,7 +21,7 @@ from state_ops.errors import InputError, RefusedError, from_report, to_report
 from state_ops.logs import Logger
 from state_ops.records.acks import Ack
 from weir import where
-from weir.definition import QUARANTINE, ROW, Source, Stage
+from weir.definition import QUARANTINE, ROW, Input, Source, Stage
 from weir.execution import direct_read
 from weir.execution.executor import Landed
 from weir.gates.quarantine import MOST_ROWS, ROUNDS
@@ -44,13 +44,13 @@ class Read:
 
     Attributes:
         plan: The epoch's.
-        parts: Rows of sources, each with the stage as one that reads that source alone.
+        parts: Rows of sources, each with the stage's input that they are of.
         readers: By source.
         positioned: The positions behind the rows are committed, so that no epoch reads them again.
     """
 
     plan: EpochPlan
-    parts: Sequence[tuple[Stage, Landed]]
+    parts: Sequence[tuple[Input, Landed]]
     readers: Mapping[str, SourceReader]
     positioned: bool
 
@@ -67,7 +67,7 @@ def judged(
     refused = [error for ack in acks if isinstance(error := _error(ack), RefusedError)]
     if not refused:
         return tuple(acks), None
-    policies = {input.name: input.on_bad for input in stage.inputs if isinstance(input, Source)}
+    policies = {input.name: input.origin.on_bad for input in stage.inputs if isinstance(input.origin, Source)}
     sets_aside = QUARANTINE in policies.values()
     try:
         found = _found(stage, refused, read, target, MOST_ROWS + 1 if sets_aside else 1)
@@ -138,49 +138,47 @@ def _without(stage: Stage, read: Read, found: Found) -> EpochPlan:
 def _found(stage: Stage, refused: Sequence[RefusedError], read: Read, target: OutputTarget | None, most: int) -> Found:
     """Return at most so many rows that are refused: as tasks say, else as their files do. Raises InputError."""
     if all(error.positions for error in refused):
-        assert isinstance(stage.input, Source), "no other stage is told where its rows come from"
-        name = stage.input.name
+        assert not stage.is_of_several, "no other stage is told where its rows come from"
+        name = stage.inputs[0].name
         return {(name, at): why for error in refused for at, why in error.positions.items()}
     return dict(islice(_looked_for(stage, read, target), most))
 
 
 def _looked_for(stage: Stage, read: Read, target: OutputTarget | None) -> Iterator[tuple[tuple[str, int], str]]:
     """Yield the rows of sources that the stage cannot take, and those of which it makes rows that are refused."""
-    for lane, rows in read.parts:
-        assert isinstance(lane.input, Source), "its rows have landed"
-        source = lane.input.name
-        for table in _numbered(lane, rows):
+    for input, rows in read.parts:
+        for table in _numbered(stage, input, rows):
             positions = table.column(ROW)
             bad: dict[int, str] = {}
             for value in unfit(table.drop_columns([ROW])):
                 bad.setdefault(value.row, f"Its column {value.column!r} {value.problem}.")
             for row, why in sorted(bad.items()):
-                yield (source, positions[row].as_py()), why
+                yield (input.name, positions[row].as_py()), why
             good = table.filter(pa.array([row not in bad for row in range(table.num_rows)])) if bad else table
-            for position, why in _made(lane, stage, target, good):
-                yield (source, position), why
+            for position, why in _made(stage, input, target, good):
+                yield (input.name, position), why
 
 
-def _numbered(lane: Stage, rows: Landed) -> Iterator[pa.Table]:
-    """Yield the columns that a lane looks at, of all rows, with their positions."""
+def _numbered(stage: Stage, input: Input, rows: Landed) -> Iterator[pa.Table]:
+    """Yield the columns that a stage looks at of an input, of all rows, with their positions."""
     columns = pa.schema([field for field in rows.schema if field.name != ROW])
-    narrowed = direct_read.narrowed(lane, replace(rows, schema=columns))
+    narrowed = direct_read.narrowed(stage, input, replace(rows, schema=columns))
     assert isinstance(narrowed, Landed), "they were"
     tracked = replace(narrowed, schema=pa.schema([*narrowed.schema, (ROW, pa.int64())]))
     for number in range(len(tracked.files)):
         yield from direct_read.file_tables(tracked, number, _BATCH_ROWS)
 
 
-def _made(lane: Stage, stage: Stage, target: OutputTarget | None, rows: pa.Table) -> Iterator[tuple[int, str]]:
+def _made(stage: Stage, input: Input, target: OutputTarget | None, rows: pa.Table) -> Iterator[tuple[int, str]]:
     """Yield the positions of rows of which a stage makes rows that are refused, if it makes one of each, by SQL that is
     evaluated here."""
-    if not stage.operator.hands_on or lane.transform is not None:
+    if not stage.operator.hands_on or input.transform is not None:
         return
-    columns = lane.columns
+    columns = input.columns
     if columns and not any(column.strip() in ("*", ROW) for column in columns):
         columns = (*columns, ROW)
     try:
-        made = direct_read.seen(replace(lane, columns=columns), rows)
+        made = direct_read.seen(replace(input, columns=columns), rows)
     except (where.Refused, where.Fails):
         return
     positions = made.column(ROW)

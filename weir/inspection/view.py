@@ -31,7 +31,7 @@ from state_ops.schema.descriptors import LIST, Collection
 from state_ops.schema.key_groups import group_range, key_groups, subtask_of
 from state_ops.schema.state_schema import TOUCHED, StateSchema
 from state_ops.storage.storage import Storage
-from weir.definition import FileSource, Pipeline, Stage
+from weir.definition import FileSource, Input, Pipeline, Stage
 from weir.inspection.snapshot_files import opened
 from weir.operators import kinds
 from weir.operators.expiring_keys import remembered
@@ -236,7 +236,7 @@ def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema
     operator = kinds.of_meaning(stats.window)
     if operator is None or not operator.closes:
         return None
-    return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), operator=operator)
+    return Stage(uid, (Input(_READ_ELSEWHERE, key=tuple(keys.names)),), operator)
 
 
 def _due(stats: OperatorStats, checkpoint: Checkpoint, uid: str) -> int | None:

@@ -27,7 +27,7 @@ from state_ops.storage.storage import Storage
 from weir.code_changes.structure import structure
 from weir.connectors.formats import looks
 from weir.connectors.lookups.lookup_table import NEWEST, Version
-from weir.definition import FileSource, Finding, Pipeline, Shapes, Source, Stage, Verdict
+from weir.definition import FileSource, Finding, Input, Pipeline, Shapes, Source, Stage, Verdict
 from weir.definition.fingerprint import fingerprint_of_stage
 from weir.epoch.stage_job import cache_sizes
 from weir.epoch.stage_shapes import shapes_of, sinks_of, source_schema
@@ -345,32 +345,34 @@ class PlanBuilder:
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """Return the columns that the stage's function sees; None if nothing has ever arrived."""
-        if stage.sides:
-            seen = [self._columns(lane) for lane in stage.sides]
-            known = [columns for columns in seen if columns is not None]
-            return sides.wide(stage, known) if len(known) == len(seen) else None
-        if isinstance(stage.input, Source):
-            files = self.sources[stage.input.name]
-            raw = None if files is None else source_schema(stage, files)
+        seen = [self._seen(stage, input) for input in stage.inputs]
+        known = [columns for columns in seen if columns is not None]
+        return sides.wide(stage, known) if len(known) == len(seen) else None
+
+    def _seen(self, stage: Stage, input: Input) -> pa.Schema | None:
+        """Return the columns that the stage's function sees of one input."""
+        if isinstance(input.origin, Source):
+            files = self.sources[input.name]
+            raw = None if files is None else source_schema(stage, input, files)
         else:
-            shapes = self.shapes.get(stage.input.uid)
-            raw = shapes.outputs[stage.from_output] if shapes else None
+            shapes = self.shapes.get(input.name)
+            raw = shapes.outputs[input.output] if shapes else None
         if raw is None:
             return None
         alone = None
-        if stage.where is not None or stage.columns:
-            direct_read.check_where(stage, raw, self._settings.spark.conf)
-            alone = direct_read.spark_alone(stage, raw, self._settings.spark.conf)
+        if input.where is not None or input.columns:
+            direct_read.check_where(stage, input, raw, self._settings.spark.conf)
+            alone = direct_read.spark_alone(input, raw, self._settings.spark.conf)
             self.where[stage.uid] = self.where.get(stage.uid) or alone  # of one input after the other
-        if stage.transform is None and (not stage.columns or alone is None):
-            columns = direct_read.seen(stage, raw.empty_table()).schema if stage.columns else raw
+        if input.transform is None and (not input.columns or alone is None):
+            columns = direct_read.seen(input, raw.empty_table()).schema if input.columns else raw
             return spark_plan.as_spark_has(columns, f"the input of {stage.uid}")
         self.spark.append(stage.uid)
-        return self._executor.columns(stage, raw, "what was read before")
+        return self._executor.columns(stage, input, raw, "what was read before")
 
-    def _files(self, stage: Stage) -> pa.Schema | None:
-        """Return the columns of the source that the stage reads."""
-        return self.sources[stage.input.name] if isinstance(stage.input, Source) and not stage.sides else None
+    def _files(self, input: Input) -> pa.Schema | None:
+        """Return the columns of the source that is read."""
+        return self.sources[input.name] if isinstance(input.origin, Source) else None
 
     # -- stages
 
@@ -408,19 +410,19 @@ class PlanBuilder:
 
     def _shapes(self, stage: Stage, columns: pa.Schema) -> Shapes:
         with_table = stage if stage.operator.beside is None else stage.pinned(self._lookups.newest(stage, self._head))
-        return shapes_of(with_table, columns, *(self._files(lane) or columns for lane in stage.lanes))
+        return shapes_of(with_table, columns, *(self._files(input) or columns for input in stage.inputs))
 
     def _refused_before(self, stage: Stage) -> str | None:
         """Return a stage or source upstream that is refused, so that the columns of this stage's input are not known;
         None if there is none."""
         refused = {(finding.kind, finding.name) for finding in self.findings if finding.verdict.stops}
         for input in stage.inputs:
-            if isinstance(input, Source):
+            if isinstance(input.origin, Source):
                 if ("source", input.name) in refused:
                     return f"the source {input.name}"
-            elif ("stage", input.uid) in refused:
-                return input.uid
-            elif (before := self._refused_before(input)) is not None:
+            elif ("stage", input.name) in refused:
+                return input.name
+            elif (before := self._refused_before(input.origin)) is not None:
                 return before
         return None
 
@@ -429,10 +431,10 @@ class PlanBuilder:
         recorded = stats_of(self._head, stage.uid)
         self._look_at_lost_versions(stage, recorded)
         first = next(iter(recorded.waiting), None)
-        if first is None or first["schema"] is None or not isinstance(stage.input, Stage):
+        if first is None or first["schema"] is None or stage.is_of_several or stage.reads_source:
             return
-        then = schema_from_json(first["schema"])
-        now = self._inputs[stage.uid] if first["begun"] else self.shapes[stage.input.uid].outputs[stage.from_output]
+        then, (input,) = schema_from_json(first["schema"]), stage.inputs
+        now = self._inputs[stage.uid] if first["begun"] else self.shapes[input.name].outputs[input.output]
         if not then.equals(now):
             what = f"{counted(recorded.rows_waiting, 'row', 'waits', 'wait')} for it with other columns than it has now"
             advice = (

@@ -434,8 +434,11 @@ def _are_taken_back(stage: Stage, column: str) -> bool:
     """Return whether a stage hands out changes of state that has rows of several days, by a column with their day."""
     if stage.key or not stage.hands_out_changes:
         return stage.hands_out_changes and column not in stage.key
-    lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage)]
-    return any(_are_taken_back(lane.input, column_lineage.before(lane.columns, column) or column) for lane in lanes)  # type: ignore[arg-type]
+    return any(
+        _are_taken_back(input.origin, column_lineage.before(input.columns, column) or column)
+        for input in stage.inputs
+        if isinstance(input.origin, Stage)
+    )
 
 
 def check_keeps_ranges(name: str, sink: Sink | None) -> None:

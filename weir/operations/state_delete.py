@@ -43,7 +43,7 @@ from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
-from weir.definition import Pipeline, Stage
+from weir.definition import Pipeline
 from weir.execution.executor import Executor
 from weir.inspection.snapshot_files import SnapshotCache
 from weir.inspection.state_reader import chosen
@@ -490,7 +490,7 @@ def _downstream(pipeline: Pipeline, uid: str) -> set[str]:
     """Return the stages that rows of a stage reach."""
     reached = {uid}
     for stage in pipeline.stages:  # each after those that it reads
-        if any(isinstance(each, Stage) and each.uid in reached for each in stage.inputs):
+        if any(before.uid in reached for before in stage.stages_before):
             reached.add(stage.uid)
     return reached - {uid}
 

@@ -299,7 +299,7 @@ def changeable(stage: Stage) -> dict[str, Any]:
         "forgets": stage.operator.forgets,
         "suffix": stage.operator.suffix,
         "inputs": sides.inputs_of(stage),
-        "sql": [sides.sql_of(lane) for lane in stage.lanes],
+        "sql": [*map(sides.sql_of, stage.inputs)],
         "upserted": {sink.name: list(key) for sink in stage.sinks if (key := sink.capabilities.newest_of)},
     }
 

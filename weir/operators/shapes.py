@@ -21,10 +21,10 @@ _OWN_NAMES = "__weir_"
 def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     """Return a stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not
     fit."""
-    for number, lane in enumerate(stage.lanes):
-        column = sides.column(number, CHANGE_TYPE) if stage.sides else CHANGE_TYPE
+    for side, input in enumerate(stage.inputs):
+        column = sides.names_in_table(stage, side)(CHANGE_TYPE)
         if column in rows.names:
-            check_changes(stage, lane.input)
+            check_changes(stage, input)
             _check_type(stage, rows.field(column).type)
     fixed = _shapes(stage, rows)
     for output, sink in stage.sinks_by_output:
@@ -83,9 +83,9 @@ def _check_names(stage: Stage, rows: pa.Schema) -> None:
         rows: The columns of the input; of a stage with several, as `sides.wide` has them.
     """
     names = list(rows.names)
-    if stage.sides:
+    if stage.is_of_several:
         names.remove(sides.SIDE)
-        for side in range(len(stage.sides)) if stage.key else ():
+        for side in range(len(stage.inputs)) if stage.key else ():
             names += sides.values_of(stage, side, rows).names
     _refuse_own_names(names, f"The input of {stage.uid}", f"stage {stage.uid}", RENAME)
     refuse_patterns(stage.operator.selected_by_polars(stage, rows), f"stage {stage.uid}")

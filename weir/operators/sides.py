@@ -1,4 +1,4 @@
-"""Rows of several inputs as rows of one table, in which they reach a stage's subtasks.
+"""Rows of several inputs as rows of one table, in which they reach a stage's subtasks. Those of one stay as they are.
 
     key columns | SIDE | "0_price", "0_at" ... of the first input | "1_name" ... of the second
     SIDE | columns                                                  of a union, whose inputs have the same
@@ -18,26 +18,26 @@ import pyarrow as pa
 from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.records.operator_stats import OperatorStats
-from weir.definition import MAIN, Source, Stage
+from weir.definition import MAIN, Input, Source, Stage
 
 SIDE = "__weir_side"
 
 
 def name_of(stage: Stage, side: int) -> str:
     """Return an input of a stage, for people."""
-    input = stage.lanes[side].input
-    return f"the source {input.name}" if isinstance(input, Source) else f"the stage {input.uid}"
+    input = stage.inputs[side]
+    return f"the source {input.name}" if isinstance(input.origin, Source) else f"the stage {input.name}"
 
 
 def inputs_of(stage: Stage) -> list[str]:
     """Return the inputs of a stage, as its checkpoint records which is which."""
-    outputs = ["" if lane.from_output == MAIN else f", output {lane.from_output}" for lane in stage.lanes]
+    outputs = ["" if input.output == MAIN else f", output {input.output}" for input in stage.inputs]
     return [f"{name_of(stage, side)}{output}" for side, output in enumerate(outputs)]
 
 
-def sql_of(lane: Stage) -> dict[str, Any]:
+def sql_of(input: Input) -> dict[str, Any]:
     """Return the SQL that makes a stage's rows of one input, as its checkpoint records it."""
-    return {"where": lane.where, "columns": list(lane.columns)}
+    return {"where": input.where, "columns": list(input.columns)}
 
 
 def places_before(stage: Stage, recorded: OperatorStats) -> list[int | None]:
@@ -46,7 +46,7 @@ def places_before(stage: Stage, recorded: OperatorStats) -> list[int | None]:
 
     Inputs are found by their names. Of two that read the same, each is found by its SQL, then in order.
     """
-    now, sql = inputs_of(stage), [sql_of(lane) for lane in stage.lanes]
+    now, sql = inputs_of(stage), [*map(sql_of, stage.inputs)]
     if recorded.inputs is None:  # an earlier release, which recorded no names: as many inputs are taken to be the same
         was_many = len(recorded.sides["newest"]) if recorded.sides else 0
         return [*range(len(now))] if was_many == len(now) else [None] * len(now)
@@ -68,11 +68,13 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
     Raises PipelineError where a side has no such key column, or one of another type than the first side's; and of a
     union where columns differ.
     """
+    if not stage.is_of_several:
+        return columns[0]
     if not stage.key:
         return pa.schema([pa.field(SIDE, pa.int8()), *_common(stage, columns)])
     keys = []
-    for side, (lane, seen) in enumerate(zip(stage.sides, columns, strict=True)):
-        for number, name in enumerate(lane.key):
+    for side, (input, seen) in enumerate(zip(stage.inputs, columns, strict=True)):
+        for number, name in enumerate(input.key):
             if name not in seen.names:
                 raise PipelineError(
                     f"The input of {stage.uid}, {name_of(stage, side)}, has no column {name!r}.",
@@ -90,9 +92,9 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
                 )
     values = [
         pa.field(column(side, field.name), field.type)
-        for side, (lane, seen) in enumerate(zip(stage.sides, columns, strict=True))
+        for side, (input, seen) in enumerate(zip(stage.inputs, columns, strict=True))
         for field in seen
-        if field.name not in lane.key
+        if field.name not in input.key
     ]
     whole = pa.schema([*keys, pa.field(SIDE, pa.int8()), *values])
     if len(set(whole.names)) < len(whole):
@@ -139,14 +141,16 @@ def names_in_table(stage: Stage, side: int) -> Callable[[str], str]:
 
     Keys are named as the stage names them.
     """
-    if not stage.key:
+    if not stage.key or not stage.is_of_several:
         return lambda name: name
-    keys = dict(zip(stage.sides[side].key, stage.key, strict=True))
+    keys = dict(zip(stage.inputs[side].key, stage.key, strict=True))
     return lambda name: keys.get(name, column(side, name))
 
 
 def widened(stage: Stage, side: int, rows: pa.Table, columns: pa.Schema) -> pa.Table:
     """Return the rows of one side in the table's columns, behind their key group if they have it."""
+    if not stage.is_of_several:
+        return rows
     count, names = rows.num_rows, names_in_table(stage, side)
     given = {names(name): rows.column(name) for name in rows.column_names if name != GROUP}
     given[SIDE] = pa.array(np.full(count, side, np.int8))
@@ -167,6 +171,8 @@ def values_of(stage: Stage, side: int, columns: pa.Schema) -> pa.Schema:
 def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
     """Return the rows of one side: key columns and key group, then the side's own columns under their names in the
     table."""
+    if not stage.is_of_several:
+        return rows
     mine = rows.column(SIDE).to_numpy() == side
     if stage.key:
         kept = [GROUP, *stage.key]

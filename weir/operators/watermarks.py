@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.records.acks import Ack
-from weir.definition import FileSource, Source, Stage, keeps_event_time, sources_of
+from weir.definition import FileSource, Input, Source, Stage, sources_of
 
 MADE_TIME = b"weir.made_time"
 """In the metadata of columns that an executor tells: a transform has put another column in place of the event time."""
@@ -62,25 +62,16 @@ def acts_on_rows_alone(stage: Stage) -> bool:
     return not stage.has_state or stage.operator.acts_on_rows_alone
 
 
-def after_job(
-    stage: Stage, watermark: int | None, arriving: int | None, acks: Sequence[Ack], drain: bool, made: bool = False
-) -> int | None:
-    """Return the stage's watermark after its job, from `before_job`'s and from what its subtasks saw.
-
-    Args:
-        made: As in `newest_time`.
-    """
-    if not stage.sides and not stage.by_clock:
-        newest = newest_time(stage, arriving, [ack.max_event_time for ack in acks], made)
-        watermark = before_job(stage, watermark, newest)
-    if drain:
-        # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
-        closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]
-        watermark = max([*closed, *([watermark] if watermark is not None else [])], default=None)
-    return watermark
+def after_job(watermark: int | None, acks: Sequence[Ack], drain: bool) -> int | None:
+    """Return a stage's watermark after its job, from what its rows say and from what its subtasks have closed."""
+    if not drain:
+        return watermark
+    # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
+    closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]
+    return max([*closed, *([watermark] if watermark is not None else [])], default=None)
 
 
-def newest_time(lane: Stage, arriving: int | None, seen: Sequence[int | None], made: bool) -> int | None:
+def newest_time(input: Input, arriving: int | None, seen: Sequence[int | None], made: bool) -> int | None:
     """Return the newest event time in an input of a stage, as far as its rows tell, or None if they tell nothing more.
 
     Args:
@@ -90,12 +81,12 @@ def newest_time(lane: Stage, arriving: int | None, seen: Sequence[int | None], m
             say, but no further than the source: the stages behind may go by a column with its time.
     """
     newest = max((time for time in seen if time is not None), default=None)
-    is_files = isinstance(lane.input, FileSource)
+    is_files = isinstance(input.origin, FileSource)
     if newest is None or (arriving is None and not is_files):
         return None
     if made:
         return newest if arriving is None else min(newest, arriving)
-    return newest if is_files and (arriving is None or keeps_event_time(lane)) else None
+    return newest if is_files and (arriving is None or input.keeps_event_time) else None
 
 
 def made_times(stage: Stage, seen: Sequence[pa.Schema]) -> frozenset[int]:
@@ -106,10 +97,10 @@ def made_times(stage: Stage, seen: Sequence[pa.Schema]) -> frozenset[int]:
     """
     return frozenset(
         side
-        for side, (lane, columns) in enumerate(zip(stage.lanes, seen, strict=True))
-        if (name := getattr(lane.input, "event_time", None)) in columns.names
+        for side, (input, columns) in enumerate(zip(stage.inputs, seen, strict=True))
+        if (name := input.event_time) in columns.names
         and (pa.types.is_timestamp(columns.field(name).type) or pa.types.is_date(columns.field(name).type))
-        and (not keeps_event_time(lane) or MADE_TIME in (columns.metadata or {}))
+        and (not input.keeps_event_time or MADE_TIME in (columns.metadata or {}))
     )
 
 
@@ -183,7 +174,7 @@ class SidesTime:
         newest = tuple(None if place is None or not self.newest else self.newest[place] for place in places)
         read = {source.name for source in sources_of(stage)}
         quiet = {name: since for name, since in self.quiet.items() if name in read}
-        return SidesTime(newest, quiet, self.due) if stage.sides else SidesTime((), quiet)
+        return SidesTime(newest, quiet, self.due) if stage.is_of_several else SidesTime((), quiet)
 
     def to_json(self) -> dict[str, Any]:
         due = {} if self.due is None else {"due": self.due}

@@ -17,7 +17,7 @@ from state_ops.moments import from_micros
 from state_ops.records.checkpoint import EPOCH, Checkpoint, stats_of
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch
-from weir.definition import LATE, ROW, Pipeline, Stage, input_name
+from weir.definition import LATE, ROW, Pipeline, Stage
 from weir.inspection.comparison.rows import alike
 from weir.inspection.state_reader import chain
 from weir.inspection.view import parsed
@@ -257,7 +257,7 @@ class _Facts:
         if came is None:
             return values
         side, row = came
-        return {**row, INPUT: input_name(stage.lanes[side])}
+        return {**row, INPUT: stage.inputs[side].name}
 
     def _key(self) -> list[Any] | None:
         """Return the row's key, by its columns."""
@@ -323,7 +323,7 @@ class _Facts:
         came = f"came in {epochs}" if numbers else "came in epochs that can be played again"
         within = " within the window" if self._bounds() is not None else ""
         within = " and all its values" if self._output == LATE else within
-        of = "of both sides " if len(self._stage.sides) == 2 else ""
+        of = "of both sides " if len(self._stage.inputs) == 2 else ""
         whole = "these are all" if traced.is_whole else "there may be more"
         is_known = traced.is_whole and self._stage.function is None
         self._say(

@@ -18,10 +18,10 @@ from state_ops.errors import PipelineError, TransientError
 from state_ops.ids import new_attempt_id
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.records.acks import Ack, PendingUpload
-from weir.definition import LATE, ROW, Stage, input_name
+from weir.definition import LATE, ROW, Input, Stage
 from weir.definition.column_lineage import has_all
 from weir.execution import direct_read
-from weir.execution.executor import Channel, Deadline, Landed, Several
+from weir.execution.executor import Channel, Deadline, InputRows, Landed
 from weir.execution.in_process import InMemoryExecutor, filtered, routed
 from weir.operators import sides
 from weir.task import run_task
@@ -67,33 +67,31 @@ class Recording(InMemoryExecutor):
     def __post_init__(self) -> None:
         super().__init__(_BATCH_ROWS)
 
-    def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
-        if (spark := self._spark_for(stage, schema)) is not None:
-            return spark.columns(stage, schema, where)
-        return super().columns(stage, schema, where)
+    def columns(self, stage: Stage, input: Input, schema: pa.Schema, where: str) -> pa.Schema:
+        if (spark := self._spark_for(stage, input, schema)) is not None:
+            return spark.columns(stage, input, schema, where)
+        return super().columns(stage, input, schema, where)
 
-    def _spark_for(self, stage: Stage, schema: pa.Schema) -> SparkExecutor | None:
+    def _spark_for(self, stage: Stage, input: Input, schema: pa.Schema) -> SparkExecutor | None:
         """Return what evaluates the rows of an input with these columns; None: Python does. Raises PipelineError where
         only Spark could."""
-        why = "it has a transform" if stage.transform is not None else direct_read.spark_alone(stage, schema)
+        why = "it has a transform" if input.transform is not None else direct_read.spark_alone(input, schema)
         if why is None:
             return None
         if self.spark is None:
             raise PipelineError(
                 f"Spark has to evaluate the rows of {stage.uid}: {why}.",
-                where=f"stage {stage.uid}, {stage.sql_written or 'transform='}",
+                where=f"stage {stage.uid}, {input.sql_written or 'transform='}",
                 next="Add --spark (spark=True in Python): Spark evaluates them then, all else stays in this process.",
             )
         return self.spark
 
-    def _by_spark(self, lane: Stage, rows: Landed | Channel) -> pa.Table | None:
+    def _by_spark(self, stage: Stage, input: Input, rows: Landed | Channel) -> pa.Table | None:
         """Return the rows as the function of a stage sees them, where Spark has to evaluate them; None: Python does."""
-        spark = None if rows.as_seen else self._spark_for(lane, rows.schema)
-        return None if spark is None else spark.seen(lane, rows)
+        spark = None if rows.as_seen else self._spark_for(stage, input, rows.schema)
+        return None if spark is None else spark.seen(stage, input, rows)
 
-    def run(
-        self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
-    ) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: InputRows | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         stage, uid = task.stage, task.stage.uid
         origins = _Origins(stage, self._by_spark)
         none = pa.schema([*columns, (_FROM, pa.int32()), (_AT, pa.int64())]).empty_table()
@@ -135,34 +133,30 @@ class _Origins:
         by_spark: The rows of an input that Spark has to evaluate; None: Python does.
     """
 
-    def __init__(self, stage: Stage, by_spark: Callable[[Stage, Landed | Channel], pa.Table | None]) -> None:
+    def __init__(self, stage: Stage, by_spark: Callable[[Stage, Input, Landed | Channel], pa.Table | None]) -> None:
         self._stage, self._by_spark = stage, by_spark
         self._places: list[_Origin] = []
 
-    def of_inputs(self, rows: Landed | Channel | Several) -> list[pa.Table]:
+    def of_inputs(self, rows: InputRows) -> list[pa.Table]:
         """Read the inputs as `direct_read.of_inputs` does."""
-        if not isinstance(rows, Several):
-            return self.read(self._stage, rows)
         tables = []
         for side, part in rows.parts:
-            for table in self.read(self._stage.sides[side], part):
+            for table in self.read(self._stage.inputs[side], part):
                 plain = table.drop_columns([_FROM, _AT])
                 wide = sides.widened(self._stage, side, plain, rows.schema)
                 tables.append(wide.append_column(_FROM, table.column(_FROM)).append_column(_AT, table.column(_AT)))
         return tables
 
-    def read(self, lane: Stage, rows: Landed | Channel) -> list[pa.Table]:
+    def read(self, input: Input, rows: Landed | Channel) -> list[pa.Table]:
         """Return the rows as the stage's function sees them."""
-        tables = []
-        name = input_name(lane)
-        first = len(self._places)
-        evaluated = self._by_spark(lane, rows)
+        tables, name, first = [], input.name, len(self._places)
+        evaluated = self._by_spark(self._stage, input, rows)
         if evaluated is not None or not isinstance(rows, Landed):
             file = rows.files[0].name if isinstance(rows, Landed) and len(rows.files) == 1 else None
             self._places.append(_Origin(name, file))
             for table in direct_read.tables(rows, _BATCH_ROWS) if evaluated is None else [evaluated]:
                 table = _with(table, first, pa.nulls(table.num_rows, pa.int64()))
-                tables.append(table if rows.as_seen or evaluated is not None else _filtered(lane, table))
+                tables.append(table if rows.as_seen or evaluated is not None else self._filtered(input, table))
             return tables
         self._places += [_Origin(name, file.name, functools.partial(rows.reader.places, file)) for file in rows.files]
         tracked = rows if rows.tracked else replace(rows, schema=pa.schema([*rows.schema, (ROW, pa.int64())]))
@@ -170,8 +164,15 @@ class _Origins:
             for table in direct_read.file_tables(tracked, number, _BATCH_ROWS):
                 at = pa.array(table.column(ROW).to_numpy() & ((1 << 40) - 1))
                 table = table if rows.tracked else table.drop_columns([ROW])
-                tables.append(_filtered(lane, _with(table, first + number, at)))
+                tables.append(self._filtered(input, _with(table, first + number, at)))
         return tables
+
+    def _filtered(self, input: Input, table: pa.Table) -> pa.Table:
+        """Return what the input's where and columns leave, and where each row of it is from."""
+        if input.columns and not has_all(input.columns):
+            input = replace(input, columns=(*input.columns, _FROM, _AT))
+        rows = filtered(self._stage, input, table)
+        return rows.select([*(name for name in rows.column_names if name not in (_FROM, _AT)), _FROM, _AT])
 
     def named(self, table: pa.Table) -> pa.Table:
         """Return rows with the names of the files or messages that they are from."""
@@ -227,14 +228,6 @@ def _with(table: pa.Table, place: int, at: pa.Array) -> pa.Table:
     return table.append_column(_FROM, places).append_column(_AT, at)
 
 
-def _filtered(lane: Stage, table: pa.Table) -> pa.Table:
-    """Return what the stage's where and columns leave, and where each row of it is from."""
-    if lane.columns and not has_all(lane.columns):
-        lane = replace(lane, columns=(*lane.columns, _FROM, _AT))
-    rows = filtered(lane, table)
-    return rows.select([*(name for name in rows.column_names if name not in (_FROM, _AT)), _FROM, _AT])
-
-
 def _idle(task: KeyedTask, subtask: int) -> Ack:
     """Return the ack of a subtask that does not run."""
     base, attempt = task.bases.get(subtask), new_attempt_id()
@@ -256,13 +249,13 @@ def came_from(rows: pl.DataFrame, uid: str) -> pl.DataFrame:
 
 def of_input(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
     """Return those of recorded rows that are of one input, in its own columns."""
-    if not stage.sides:
+    if not stage.is_of_several:
         return rows
     rows = rows.filter(pa.array(rows.column(sides.SIDE).to_numpy() == side)) if rows.num_rows else rows
     if not stage.key:
         return rows.drop_columns([sides.SIDE])
-    lane, mark = stage.sides[side], sides.column(side, "")
-    names = dict(zip(stage.key, lane.key, strict=True))
+    mark = sides.column(side, "")
+    names = dict(zip(stage.key, stage.inputs[side].key, strict=True))
     columns = [name for name in rows.column_names if name in names or name.startswith(mark)]
     of_side = [names.get(name, name.removeprefix(mark)) for name in columns]
     beside = {

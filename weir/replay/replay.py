@@ -39,7 +39,7 @@ from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
 from weir.connectors.sink import Sink
-from weir.definition import FileSource, Pipeline, Stage, keeps_event_time, sources_of
+from weir.definition import FileSource, Input, Pipeline, Stage, sources_of
 from weir.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from weir.epoch.stage_job import applied_alone, bases
 from weir.epoch.steps import figures_of
@@ -244,11 +244,11 @@ class EpochReplay:
         """Return whether rows of a subtask can only come from the same subtask of a stage before it, as far as that can
         be known without playing all: both have the same key, which no function of an author can have changed, nor what
         Spark evaluates between them."""
-        lanes = lanes_reading(stage, upstream)
-        is_alike = all(lane.key == upstream.key and lane.transform is None and not lane.columns for lane in lanes)
+        read = inputs_from(stage, upstream)
+        is_alike = all(input.key == upstream.key and input.transform is None and not input.columns for input in read)
         if not upstream.key or upstream.function is not None or not is_alike:
             return False
-        if any(lane.transform is not None or not keeps_event_time(lane) for lane in _lanes_of_sources(upstream)):
+        if any(input.may_make_time for input in _inputs_from_sources(upstream)):
             return False  # another time may be in place of the source's: all subtasks tell then how far it is
         timed = [source for source in sources_of(upstream) if isinstance(source, FileSource) and source.event_time]
         slices = [self.epoch.plan.slices.get(source.name) for source in timed]  # else subtasks tell the event time
@@ -405,18 +405,18 @@ class _NoSinks(Sinks):
         """Any rows do."""
 
 
-def lanes_reading(stage: Stage, upstream: Stage) -> list[Stage]:
+def inputs_from(stage: Stage, upstream: Stage) -> list[Input]:
     """Return the inputs of a stage that are rows of one before it."""
-    return [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
+    return [input for input in stage.inputs if isinstance(input.origin, Stage) and input.name == upstream.uid]
 
 
-def _lanes_of_sources(stage: Stage) -> Iterator[Stage]:
-    """Yield the stages, itself among them, by which rows of sources come to one; of several inputs, each alone."""
-    for lane in stage.lanes:
-        if isinstance(lane.input, Stage):
-            yield from _lanes_of_sources(lane.input)
+def _inputs_from_sources(stage: Stage) -> Iterator[Input]:
+    """Yield the inputs, of the stage and of those before it, by which rows of sources come to it."""
+    for input in stage.inputs:
+        if isinstance(input.origin, Stage):
+            yield from _inputs_from_sources(input.origin)
         else:
-            yield lane
+            yield input
 
 
 def _spark(settings: Settings) -> SparkExecutor:

@@ -19,7 +19,7 @@ from state_ops.records.snapshot_files import OUTPUT, StagedFile, StateFile
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots.stage_upload import read_by_next
 from state_ops.value_text import text_of
-from weir.definition import LATE, MAIN, Pipeline, Stage, input_name
+from weir.definition import LATE, MAIN, Pipeline, Stage
 from weir.execution.executor import staged_table
 from weir.inspection.comparison.rows import STATE, Difference, difference
 from weir.inspection.view import parsed
@@ -344,10 +344,9 @@ def rows_by_input(
     """Return the recorded rows of a stage by input, of one key if there is one."""
     there = [table if key is None else of_key(table, stage.key, key) for table in tables if table is not None]
     inputs = {}
-    for side, lane in enumerate(stage.lanes):
-        name = input_name(lane)
+    for side, input in enumerate(stage.inputs):
         rows = [of_input(stage, side, table) for table in there]
-        name = name if name not in inputs else f"{name} ({side})"
+        name = input.name if input.name not in inputs else f"{input.name} ({side})"
         inputs[name] = (
             frames.from_arrow(pa.concat_tables(rows, promote_options="permissive")) if rows else pl.DataFrame()
         )

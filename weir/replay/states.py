@@ -179,8 +179,8 @@ def _groups_of(owners: Collection[bytes]) -> list[int]:
 def _touched(stage: Stage, inputs: Mapping[str, pl.DataFrame]) -> pl.DataFrame | None:
     """Return the keys of rows; None: there are no rows."""
     keys = [
-        frame.select(lane.key).rename(dict(zip(lane.key, stage.key, strict=True)))
-        for lane, frame in zip(stage.lanes, inputs.values(), strict=True)
+        frame.select(input.key).rename(dict(zip(input.key, stage.key, strict=True)))
+        for input, frame in zip(stage.inputs, inputs.values(), strict=True)
         if frame.height
     ]
     return pl.concat(keys).drop_nulls().unique(maintain_order=True) if keys else None

@@ -12,13 +12,13 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops.errors import WeirError
-from weir.definition import Stage
+from weir.definition import Input, Stage
 from weir.definition.column_lineage import before, seen_as
 from weir.inspection import state_reader
 from weir.inspection.comparison.rows import alike
 from weir.inspection.state_reader import StateChange
 from weir.replay.recording import came_from
-from weir.replay.replay import Playing, lanes_reading
+from weir.replay.replay import Playing, inputs_from
 from weir.replay.stage_replay import Played, key_of, rows_by_input, stacked, subtasks_of
 
 _KEYS = 5
@@ -189,20 +189,20 @@ def _before(
             for contribution in contributions
             if (rows := came_from(contribution.rows, upstream.uid)).height
         }
-        lanes = lanes_reading(stage, upstream)
+        read = inputs_from(stage, upstream)
         if given and not upstream.key and stage.key:
-            for lane in {(lane.key, lane.columns, lane.transform): lane for lane in lanes}.values():
-                earlier = _earlier(lane, dict(zip(lane.key, values, strict=True)))
-                if len(earlier) < len(lane.key):
-                    untraced.append(_computed(lane, upstream, lane.key))
+            for input in {(input.key, input.columns, input.transform): input for input in read}.values():
+                earlier = _earlier(input, dict(zip(input.key, values, strict=True)))
+                if len(earlier) < len(input.key):
+                    untraced.append(_computed(stage, input, input.key))
                 else:
                     traces.append(_through(playing, upstream, earlier, list(given)))
             continue
-        if given and upstream.key and (changing := next((lane for lane in lanes if lane.transform), None)):
-            untraced.append(_computed(changing, upstream, upstream.key))
+        if given and upstream.key and (changing := next((input for input in read if input.transform), None)):
+            untraced.append(_computed(stage, changing, upstream.key))
             continue
         newest: dict[tuple[Any, ...], int] = {}
-        for columns, (epoch, rows) in product(dict.fromkeys(lane.columns for lane in lanes), given.items()):
+        for columns, (epoch, rows) in product(dict.fromkeys(input.columns for input in read), given.items()):
             seen = [name for column in upstream.key if (name := seen_as(columns, column)) is not None]
             if not upstream.key or len(seen) < len(upstream.key) or not set(seen) <= set(rows.columns):
                 untraced.append(f"rows of {upstream.uid} in epoch {epoch} do not have its key's columns")
@@ -241,11 +241,11 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
             contribution.epoch for contribution in contributions if came_from(contribution.rows, upstream.uid).height
         ]
         if of_stage and not upstream.key:
-            lanes = lanes_reading(stage, upstream)
-            for lane in {(lane.columns, lane.transform): lane for lane in lanes}.values():
-                earlier = _earlier(lane, values)
+            read = inputs_from(stage, upstream)
+            for input in {(input.columns, input.transform): input for input in read}.values():
+                earlier = _earlier(input, values)
                 if len(earlier) < len(values):
-                    untraced.append(_computed(lane, upstream, values))
+                    untraced.append(_computed(stage, input, values))
                 else:
                     traces.append(_through(playing, upstream, earlier, of_stage))
         elif of_stage:
@@ -253,14 +253,14 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
     return Trace(stage.uid, values, tuple(contributions), tuple(untraced), tuple(traces))
 
 
-def _earlier(lane: Stage, values: Mapping[str, Any]) -> dict[str, Any]:
+def _earlier(input: Input, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by the columns of a stage's input that they stand in, without those that its SQL computes; none
     where a transform may have computed them."""
-    if lane.transform is not None:
+    if input.transform is not None:
         return {}
-    return {earlier: value for name, value in values.items() if (earlier := before(lane.columns, name)) is not None}
+    return {earlier: value for name, value in values.items() if (earlier := before(input.columns, name)) is not None}
 
 
-def _computed(lane: Stage, upstream: Stage, names: Iterable[str]) -> str:
-    makes = "makes" if lane.transform is None else "has a transform, which may make"
-    return f"rows of {upstream.uid}: {lane.uid} {makes} {', '.join(names)} of other columns"
+def _computed(stage: Stage, input: Input, names: Iterable[str]) -> str:
+    makes = "makes" if input.transform is None else "has a transform, which may make"
+    return f"rows of {input.name}: {stage.uid} {makes} {', '.join(names)} of other columns"

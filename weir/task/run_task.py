@@ -60,7 +60,7 @@ from state_ops.snapshots.object_cache import ObjectCache
 from state_ops.snapshots.sweep import sweep
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
-from weir.definition import POSITIONS, Epoch, FileSource, Operator, Progress, Shapes, Source, Stage, Subtask
+from weir.definition import POSITIONS, Epoch, Operator, Progress, Shapes, Stage, Subtask
 from weir.definition.column_lineage import before
 from weir.operators import sides
 from weir.operators.base import event_time_of
@@ -116,7 +116,6 @@ class KeyedTask:
     bases: Mapping[int, Snapshot | LocalSnapshot]
     tables: Mapping[str, OutputTarget]
     channels: frozenset[str]
-    event_time: str | None
     backend: str = DEFAULT
     options: BackendOptions = field(default_factory=BackendOptions)
     cache: CacheSizes | None = None
@@ -142,8 +141,7 @@ class KeyedTask:
 class _Counters:
     rows_in: int = 0
     rows_null_key: int = 0
-    max_event_time: int | None = None
-    newest_by_side: list[int | None] = field(default_factory=list)
+    newest: list[int | None] = field(default_factory=list)
     entries: int | None = None
     ms: dict[str, float] = field(default_factory=dict)
 
@@ -424,8 +422,7 @@ def _ack(
         rows_out=handed_out.get(MAIN, 0),
         rows_late=operator.rows_late,
         rows_null_key=counters.rows_null_key,
-        max_event_time=counters.max_event_time,
-        newest_by_side=tuple(counters.newest_by_side),
+        newest=tuple(counters.newest),
         rows_beside={output: rows for output, rows in handed_out.items() if output != MAIN},
         closed_upto=operator.closed_upto,
         swept=operator.swept,
@@ -480,13 +477,7 @@ def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counter
         if not rows.num_rows:
             continue
         counters.rows_in += rows.num_rows
-        if task.stage.sides:
-            _note_newest_by_side(task.stage, rows, counters)
-        if task.event_time is not None and task.event_time in rows.column_names:
-            newest = event_time_of(rows, task.event_time)
-            if newest is not None:
-                seen = counters.max_event_time
-                counters.max_event_time = newest if seen is None else max(newest, seen)
+        _note_newest(task.stage, rows, counters)
         yield rows
 
 
@@ -501,16 +492,14 @@ def _check_fit(task: KeyedTask, rows: pa.Table) -> None:
         )
 
 
-def _note_newest_by_side(stage: Stage, rows: pa.Table, counters: _Counters) -> None:
-    counters.newest_by_side = counters.newest_by_side or [None] * len(stage.sides)
-    for side, lane in enumerate(stage.sides):
-        tells = isinstance(lane.input, FileSource) or lane.transform is not None or lane.columns
-        name = lane.input.event_time if tells and isinstance(lane.input, Source) else None
-        column = None if name is None else sides.names_in_table(stage, side)(name)
+def _note_newest(stage: Stage, rows: pa.Table, counters: _Counters) -> None:
+    """Note the newest event time of each input, as far as the rows have the column of its source."""
+    counters.newest = counters.newest or [None] * len(stage.inputs)
+    for side, input in enumerate(stage.inputs):
+        column = None if input.event_time is None else sides.names_in_table(stage, side)(input.event_time)
         if column is not None and column in rows.column_names:
-            newest = event_time_of(sides.narrowed(stage, side, rows), column)
-            times = [time for time in (newest, counters.newest_by_side[side]) if time is not None]
-            counters.newest_by_side[side] = max(times, default=None)
+            times = (event_time_of(sides.narrowed(stage, side, rows), column), counters.newest[side])
+            counters.newest[side] = max((time for time in times if time is not None), default=None)
 
 
 def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> pa.Table:
@@ -529,12 +518,12 @@ def _without_key(task: KeyedTask, rows: pa.Table, key: str) -> InputError:
     """Return the error of rows that lack a column of the key, in the words of the first input of which there are
     any."""
     stage, of_input = task.stage, ""
-    lane, column, missing = stage, key, rows.num_rows
-    if stage.sides:
+    input, column, missing = stage.inputs[0], key, rows.num_rows
+    if stage.is_of_several:
         side = pc.min(rows.column(sides.SIDE)).as_py()
-        lane, of_input = stage.sides[side], f" in {sides.name_of(stage, side)}"
-        column, missing = lane.key[stage.key.index(key)], sides.narrowed(stage, side, rows).num_rows
-    given = before(lane.columns, column)  # a where is about the columns before
+        input, of_input = stage.inputs[side], f" in {sides.name_of(stage, side)}"
+        column, missing = input.key[stage.key.index(key)], sides.narrowed(stage, side, rows).num_rows
+    given = before(input.columns, column)  # a where is about the columns before
     condition = "" if given is None else f'where="{given} IS NOT NULL", or '
     return InputError(
         f"{counted(missing, 'row')} of a batch {agrees(missing, 'has', 'have')} no {column!r}, "

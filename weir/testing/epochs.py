@@ -39,7 +39,7 @@ from weir.definition import AT_LEAST_ONCE, EXACTLY_ONCE, LATE, MAIN, Pipeline, S
 from weir.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from weir.epoch.stage_input import known_watermark
 from weir.epoch.stage_job import applied_alone
-from weir.execution.executor import Channel, Deadline, Landed, Several
+from weir.execution.executor import Deadline, InputRows
 from weir.execution.in_process import InMemoryExecutor
 from weir.ownership.context import RunContext
 from weir.ownership.pipeline_storage import open_storage
@@ -83,7 +83,7 @@ class Epochs:
             raise ValueError(f"batch_rows is {batch_rows}, but a batch has at least one row")
         pipeline = target if isinstance(target, Pipeline) else _alone(target, max_parallelism)
         for stage in pipeline.stages:
-            if any(lane.transform is not None for lane in stage.lanes):
+            if any(input.transform is not None for input in stage.inputs):
                 raise PipelineError(
                     f"The transform of {stage.uid} needs Spark.",
                     next="Test the pipeline's stages one by one with testing.run, whose rows are those after the "
@@ -214,9 +214,7 @@ class _Executor(InMemoryExecutor):
         super().__init__(batch_rows, narrows=False)  # late rows are shown whole
         self._state = state
 
-    def run(
-        self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
-    ) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: InputRows | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         bases = task.bases or (instances.snapshots(task, self._state) if self._state else {})
         task = replace(task, bases=bases, tables={}, channels=frozenset((*task.stage.returned, LATE)))
         return super().run(task, rows, columns, deadline)
@@ -224,16 +222,16 @@ class _Executor(InMemoryExecutor):
 
 def _alone(stage: Stage, max_parallelism: int) -> Pipeline:
     """Return a pipeline of one stage. Its rows are given as its transform returns them, or the stage upstream."""
-    if stage.sides:
+    if stage.is_of_several:
         raise PipelineError(
             f"{stage.uid} has several inputs, and testing.run gives rows of one.",
             next="Test a pipeline of it with testing.run_pipeline, whose epochs take rows by source.",
         )
-    source = next(iter(sources_of(stage)))
+    (input,), source = stage.inputs, next(iter(sources_of(stage)))
     once = all(sink.exactly_once for sink in stage.sinks)
     return Pipeline(
         stage.uid,
-        (replace(stage, input=source, from_output=MAIN, transform=None),),
+        (replace(stage, inputs=(replace(input, origin=source, output=MAIN, transform=None),)),),
         max_parallelism,
         delivery=EXACTLY_ONCE if once else AT_LEAST_ONCE,
     )
@@ -241,7 +239,7 @@ def _alone(stage: Stage, max_parallelism: int) -> Pipeline:
 
 def _reader(source: Source, stages: Sequence[Stage]) -> Stage:
     """Return a stage that reads a source, or one before it."""
-    readers = [stage for stage in stages if source in stage.inputs]
+    readers = [stage for stage in stages if source in (input.origin for input in stage.inputs)]
     return readers[0] if readers else next(stage for stage in stages if source in sources_of(stage))
 
 

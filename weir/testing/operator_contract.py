@@ -5,7 +5,7 @@
         def system(self):
             return ThresholdSystem()
 
-`system` is an `OperatorSystem`: a stage with the operator under test, and rows for it.
+`system` is an `OperatorSystem`: a stage with the operator under test, of one input or of several, and rows for it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros
 from state_ops.rows.resident_table import Residence
-from weir.definition import MAIN, Epoch, Operator, Progress, Shapes, Stage, Subtask
+from weir.definition import MAIN, Epoch, Operator, Pipeline, Progress, Shapes, Stage, Subtask
 from weir.definition.fingerprint import fingerprint_of_stage
 from weir.execution import direct_read
 from weir.execution.in_process import routed
+from weir.operators import sides
 from weir.operators.shapes import shapes
 from weir.testing.rows import Rows, table_of
 from weir.testing.slicing import assert_slicing_does_not_matter
@@ -49,12 +50,13 @@ class OperatorSystem:
 
     @property
     def stage(self) -> Stage:
-        """A stage with the operator, that reads one source, and orders rows if the operator depends on an order."""
+        """A stage with the operator that reads sources, and orders rows if the operator depends on an order."""
         raise NotImplementedError
 
     @property
-    def rows(self) -> Rows:
-        """Rows for the stage, of several keys, of which the operator hands out some."""
+    def rows(self) -> Rows | Mapping[str, Rows]:
+        """Rows for the stage, of several keys, of which the operator hands out some; of several sources by their
+        names."""
         raise NotImplementedError
 
 
@@ -68,7 +70,8 @@ class OperatorContract:
     """
 
     def test_its_rows_do_not_depend_on_how_the_input_is_cut(self, system: OperatorSystem) -> None:
-        assert_slicing_does_not_matter(system.stage, system.rows)
+        stage = system.stage
+        assert_slicing_does_not_matter(Pipeline("contract", (stage,)) if stage.is_of_several else stage, system.rows)
 
     def test_it_is_a_value_that_processes_exchange(self, system: OperatorSystem) -> None:
         stage = system.stage
@@ -108,23 +111,33 @@ class OperatorContract:
         assert then is None or then.meaning() is not None
 
     def test_what_people_see_of_its_columns_is_about_columns_that_are_there(self, system: OperatorSystem) -> None:
-        stage, fixed, seen = system.stage, _shapes(system), _table(system).schema.names
+        stage, fixed, seen = system.stage, _shapes(system), [table.schema.names for table in _tables(system)]
         names = fixed.outputs[MAIN].names
         operator = stage.operator
-        lineage = operator.lineage(stage, names, [seen], MAIN)
-        assert {column for origins in lineage.values() for _, column in origins} <= {*seen}
+        lineage = operator.lineage(stage, names, seen, MAIN)
+        assert all(column in seen[side] for origins in lineage.values() for side, column in origins)
         assert {*operator.texts()} <= {*names}, "it explains columns that its rows do not have"
         assert {*operator.clocked_output(stage)} <= {*names}
         fields = {*fixed.state.arrow.names, *(kept.name for kept in fixed.collections)}
         assert {name.partition(".")[0] for name in operator.clocked_state(stage)} <= fields | {*operator.identity}
 
 
+def _tables(system: OperatorSystem) -> list[pa.Table]:
+    """Return the rows of each input, behind its SQL."""
+    tables = []
+    for input in system.stage.inputs:
+        rows = system.rows
+        table = table_of(rows[input.name] if isinstance(rows, Mapping) else rows, None)
+        assert table is not None and table.num_rows, f"the system has no rows of {input.name}"
+        tables.append(direct_read.seen(input, table))
+    return tables
+
+
 def _table(system: OperatorSystem) -> pa.Table:
-    """Return the rows as the operator sees them, behind the stage's SQL."""
-    table = table_of(system.rows, None)
-    assert table is not None and table.num_rows, "the system has no rows"
-    stage = system.stage
-    return direct_read.seen(stage, table) if stage.columns or stage.where else table
+    """Return the rows as the operator sees them."""
+    stage, tables = system.stage, _tables(system)
+    columns = sides.wide(stage, [table.schema for table in tables])
+    return pa.concat_tables(sides.widened(stage, side, table, columns) for side, table in enumerate(tables))
 
 
 def _shapes(system: OperatorSystem) -> Shapes:

@@ -33,7 +33,7 @@ class GivenSource:
 
     def __init__(self, schema: pa.Schema | None, source: Source, stage: Stage) -> None:
         self._schema, self._where = schema, f"stage {stage.uid}"
-        self._event_times = [source.event_time, stage.on if isinstance(stage.input, Stage) else None]
+        self._event_times = [source.event_time, None if stage.reads_source else stage.on]
         self._rows: pa.Table | None = None
 
     def plan(self, rows: Rows, newest: int | None) -> Slice:

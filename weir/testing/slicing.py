@@ -171,7 +171,7 @@ def _player(
     readers: dict[str, list[Stage]] = {}
     read: dict[str, Source] = {}
     for stage in stages:
-        for source in sources_of(stage) if len(stages) == 1 else stage.inputs:
+        for source in sources_of(stage) if len(stages) == 1 else (input.origin for input in stage.inputs):
             if isinstance(source, Source):
                 readers.setdefault(source.name, []).append(stage)
                 read[source.name] = source

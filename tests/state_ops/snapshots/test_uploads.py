@@ -385,7 +385,6 @@ class Notes:
             bases={} if self.base is None else {0: self.base},
             tables={},
             channels=frozenset({"main"}),
-            event_time=None,
             options=BackendOptions(memory_mb=16),
             stages=("notes",),
         )

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from infra import flights_input
 from state_ops.coordination import lease
 from tests.recovery.harness import Site
-from tests.tools.stages import altered
+from tests.tools.stages import altered, with_input
 from weir.cli.main import app
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations.plan import plan
@@ -58,5 +58,5 @@ def test_a_plan_names_the_stages_whose_code_is_another(site):
     assert plan(site.pipeline, site.settings, executor=InMemoryExecutor()).other_code == ()
     first, *rest = site.pipeline.stages
     changed = altered(first, function=lambda rows, state, epoch: rows)  # noqa: ARG005
-    pipeline = replace(site.pipeline, stages=(changed, *(replace(s, input=changed) for s in rest)))
+    pipeline = replace(site.pipeline, stages=(changed, *(with_input(s, changed) for s in rest)))
     assert first.uid in plan(pipeline, site.settings, executor=InMemoryExecutor()).other_code

@@ -12,7 +12,7 @@ import pyarrow as pa
 from state_ops.records.acks import Ack
 from tests.recovery.small import pipeline
 from weir.dagster.factory import weir_definitions
-from weir.execution.executor import Channel, Deadline, Landed
+from weir.execution.executor import Deadline, InputRows
 from weir.execution.in_process import InMemoryExecutor
 from weir.ownership import ownership
 from weir.settings.configuration import Settings, load
@@ -28,7 +28,7 @@ class Held(InMemoryExecutor):
         super().__init__()
         self._root = Path(settings.resolve(pipeline.name, "{landing}")).parent
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: InputRows | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         while (self._root / HOLD).exists():
             (self._root / HELD).touch()
             time.sleep(0.02)

@@ -19,6 +19,7 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from pipelines import card_fraud, flights
 from state_ops.errors import PipelineError
 from state_ops.storage.storage import Storage
+from tests.tools.stages import with_input
 from weir import (
     Pipeline,
     Stage,
@@ -160,9 +161,9 @@ def test_pipelines_live_side_by_side_and_merge_into_a_project_of_ones_own(tmp_pa
     ("name", "other"), [("checkpoint", "the checkpoint"), ("counts_stage", "the stage counts")], ids=str
 )
 def test_a_source_that_would_be_another_asset_is_refused(tmp_path, name, other):
-    source = replace(counting("counts").input, name=name)
+    source = replace(counting("counts").inputs[0].origin, name=name)
     with pytest.raises(PipelineError, match=f"same asset as {other}"):
-        weir_definitions([Pipeline("other", (replace(counting("counts"), input=source),))], settings(tmp_path))
+        weir_definitions([Pipeline("other", (with_input(counting("counts"), source),))], settings(tmp_path))
 
 
 def test_each_asset_has_a_name_of_its_own_in_the_graph(tmp_path):
@@ -209,9 +210,10 @@ def test_gates_on_columns_of_any_name_are_checks_of_their_own(tmp_path):
 def test_a_source_may_have_any_name_that_is_no_other_sources(tmp_path):
     def of(*names: str) -> Pipeline:
         stages = [
-            (f"counts{number}", replace(counting("counts").input, name=name)) for number, name in enumerate(names)
+            (f"counts{number}", replace(counting("counts").inputs[0].origin, name=name))
+            for number, name in enumerate(names)
         ]
-        return Pipeline("other", tuple(replace(counting(uid), input=source) for uid, source in stages))
+        return Pipeline("other", tuple(with_input(counting(uid), source) for uid, source in stages))
 
     graph = weir_definitions([of("Meine Größen (neu)")], settings(tmp_path)).resolve_asset_graph()
     read = dg.AssetKey(["other", "Meine_Gr__en__neu_"])

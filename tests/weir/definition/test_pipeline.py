@@ -61,7 +61,10 @@ def test_one_stage_or_expectation_stands_for_itself():
         (lambda: Pipeline("orders", (COUNTS, "counts")), "can have in stages="),
         (lambda: defined(on_restore=(GATE,)), "can have in on_restore="),
         (lambda: aggregate("all", "orders", key="id", rows=agg.count()), "nothing that a stage can read"),
-        (lambda: aggregate("all", side(LANDED), key="id", rows=agg.count()), "nothing that a stage can read"),
+        (
+            lambda: aggregate("all", side(LANDED, where="id > 1"), key="id", rows=agg.count()),
+            "nothing that a stage can read",
+        ),
         (lambda: window("all", "orders", key="id", on="at", every="1h", rows=agg.count()), "nothing that a stage can"),
         (lambda: aggregate("all", LANDED, key="id", gate="not null", rows=agg.count()), "is no gate"),
         (lambda: aggregate("all", LANDED, key="id", gate=[GATE, None], rows=agg.count()), "is no gate"),

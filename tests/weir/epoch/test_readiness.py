@@ -15,7 +15,8 @@ from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.records.acks import Ack, PendingUpload
 from state_ops.records.snapshot_files import CHANNEL, StagedFile
 from state_ops.records.triggers import Trigger
-from weir.definition import FileSource, Stage
+from weir import agg, aggregate, files
+from weir.definition import Stage
 from weir.epoch import readiness
 from weir.epoch.in_flight_data import InFlightData
 from weir.epoch.model import (
@@ -32,8 +33,8 @@ from weir.settings.sections import CheckpointSettings
 from weir.sources.slices import EpochPlan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-FIRST = Stage(uid="first", input=FileSource("{landing}/*.parquet", name="landing"), key=("id",))
-SECOND = Stage(uid="second", input=FIRST, key=("id",))
+FIRST = aggregate("first", files("{landing}/*.parquet", name="landing"), key="id", rows=agg.count())
+SECOND = aggregate("second", FIRST, key="id", rows=agg.count())
 STAGES = (FIRST, SECOND)
 LIMITS = CheckpointSettings(max_concurrent=3, max_pending_mb=1)
 ROWS = StagedFile(CHANNEL, "next", "/local/rows", "channels/first/rows", 2 << 20, None, 5)

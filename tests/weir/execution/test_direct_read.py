@@ -29,11 +29,11 @@ from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
-from tests.tools.stages import altered
+from tests.tools.stages import altered, with_input
 from weir import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from weir.definition import ROW
 from weir.execution import direct_read, exchange, in_process, staged_blocks
-from weir.execution.executor import Channel, Landed
+from weir.execution.executor import Channel, InputRows, Landed
 from weir.execution.row_order import ordered
 from weir.execution.spark.spark_executor import SparkExecutor
 from weir.settings import configuration as settings
@@ -252,12 +252,12 @@ _MINUTES = files("{landing}/*.parquet", name="landing", event_time="at")
 _TOTALS = aggregate("totals", SOURCE, key="id", n=agg.count(), top=agg.max("number"), sink=delta.append("totals"))
 _BY_MINUTE = window("minutes", _MINUTES, key="id", on="at", every="1m", n=agg.count(), sink=delta.append("minutes"))
 narrow = {
-    "direct": (Pipeline("narrow", (replace(_TOTALS, where="number >= 0 and at > '2020-01-01'"),)), {}),
+    "direct": (Pipeline("narrow", (with_input(_TOTALS, where="number >= 0 and at > '2020-01-01'"),)), {}),
     "files": (
         Pipeline("narrow", (_BY_MINUTE,)),
         {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "blocks"},
     ),
-    "cut": (Pipeline("narrow", (replace(_TOTALS, where="size(tags) = 1"),)), {}),
+    "cut": (Pipeline("narrow", (with_input(_TOTALS, where="size(tags) = 1"),)), {}),
 }
 
 
@@ -322,11 +322,13 @@ def test_each_row_goes_to_the_subtask_of_its_key_in_full_batches(tmp_path, paral
     write(tmp_path, 40, 0, 25)
     gone = (position(0, 3), position(2, 24))
     rows = slice_of(tmp_path, left_out=gone)
-    asked = replace(first, key=("id",), order_by=())
+    asked = altered(first, key=("id",), order_by=())
     seen = []
     for subtask in range(parallelism):
         batches = list(
-            direct_read.own_batches(asked, rows, subtask, parallelism, MAX_PARALLELISM, batch_rows, tmp_path)
+            direct_read.own_batches(
+                asked, InputRows.of(rows), subtask, parallelism, MAX_PARALLELISM, batch_rows, tmp_path
+            )
         )
         assert all(batch.num_rows == batch_rows for batch in batches[:-1])
         assert all(0 < batch.num_rows <= batch_rows for batch in batches)
@@ -341,8 +343,8 @@ def test_each_row_goes_to_the_subtask_of_its_key_in_full_batches(tmp_path, paral
 
 def test_rows_come_in_the_stages_order_over_all_files(tmp_path):
     write(tmp_path, 40, 25)
-    asked = replace(first, key=("id",), order_by=("number",))
-    (batch,) = direct_read.own_batches(asked, slice_of(tmp_path), 0, 1, MAX_PARALLELISM, 1000, tmp_path)
+    asked = altered(first, key=("id",), order_by=("number",))
+    (batch,) = direct_read.own_batches(asked, InputRows.of(slice_of(tmp_path)), 0, 1, MAX_PARALLELISM, 1000, tmp_path)
     places = list(zip(batch.column("id").to_pylist(), batch.column("number").to_pylist(), strict=True))
     assert places == sorted(places) and len(places) == 65
 
@@ -350,19 +352,19 @@ def test_rows_come_in_the_stages_order_over_all_files(tmp_path):
 def test_a_damaged_or_missing_file_is_named(tmp_path):
     write(tmp_path, 40, 25)
     rows = slice_of(tmp_path)
-    asked = replace(first, key=("id",), order_by=())
+    asked = altered(first, key=("id",), order_by=())
     damaged = tmp_path / "1.parquet"
     content = bytearray(damaged.read_bytes())
     content[30] ^= 0xFF
     damaged.write_bytes(content)
     with pytest.raises(InputError, match=r"1\.parquet is not a readable Parquet file"):
-        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10, tmp_path))
+        list(direct_read.own_batches(asked, InputRows.of(rows), 0, 1, MAX_PARALLELISM, 10, tmp_path))
     damaged.write_bytes(content + b"x")
     with pytest.raises(InputError, match="changed while an epoch was reading it"):
-        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10, tmp_path))
+        list(direct_read.own_batches(asked, InputRows.of(rows), 0, 1, MAX_PARALLELISM, 10, tmp_path))
     damaged.unlink()
     with pytest.raises(InputError, match=r"1\.parquet vanished"):
-        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10, tmp_path))
+        list(direct_read.own_batches(asked, InputRows.of(rows), 0, 1, MAX_PARALLELISM, 10, tmp_path))
 
 
 def staged(root: Path, as_seen: bool = False, size: int = 1) -> Channel:
@@ -374,14 +376,14 @@ def test_staged_rows_with_a_flipped_bit_are_not_taken_for_others(tmp_path):
     rows = pa.table({"id": range(1000)}, schema=staged(tmp_path).schema)
     with staged_writer(tmp_path / "staged", rows.schema) as writer:
         writer.write_table(rows)
-    asked = replace(first, key=("id",), order_by=())
-    (batch,) = direct_read.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000, tmp_path)
+    asked = altered(first, key=("id",), order_by=())
+    (batch,) = direct_read.own_batches(asked, InputRows.of(staged(tmp_path)), 0, 1, MAX_PARALLELISM, 1000, tmp_path)
     assert batch.column("id").to_pylist() == rows.column("id").to_pylist()
     content = bytearray((tmp_path / "staged").read_bytes())
     content[len(content) // 3] ^= 1
     (tmp_path / "staged").write_bytes(content)
     with pytest.raises(TransientError, match="Rows that a stage has staged cannot be read"):
-        list(direct_read.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000, tmp_path))
+        list(direct_read.own_batches(asked, InputRows.of(staged(tmp_path)), 0, 1, MAX_PARALLELISM, 1000, tmp_path))
 
 
 def test_an_order_may_name_a_key_once_more_and_names_are_no_patterns():
@@ -390,7 +392,7 @@ def test_an_order_may_name_a_key_once_more_and_names_are_no_patterns():
 
 
 def fits(asked, rows, parallelism, most_bytes) -> bool:
-    way = exchange.chosen(asked, rows, parallelism, most_bytes, exchange.AUTO, by_python=True)
+    way = exchange.chosen(asked, asked.inputs[0], rows, parallelism, most_bytes, exchange.AUTO, by_python=True)
     return way == exchange.DIRECT
 
 
@@ -406,7 +408,7 @@ def fits(asked, rows, parallelism, most_bytes) -> bool:
 )
 def test_what_spark_has_to_evaluate_or_many_would_read_goes_through_spark(tmp_path, changed, parallelism, is_direct):
     write(tmp_path, 10)
-    asked = replace(first, **changed)
+    asked = altered(first, **changed)
     assert fits(asked, slice_of(tmp_path), parallelism, 1 << 20) is is_direct
     assert fits(asked, staged(tmp_path), parallelism, 1 << 20) is is_direct
     assert fits(asked, staged(tmp_path, as_seen=True), parallelism, 1 << 20) is (parallelism <= 8)
@@ -475,7 +477,9 @@ def test_a_slice_knows_which_files_spark_cannot_read_as_they_are_meant(tmp_path,
 )
 def test_whoever_tells_spark_how_to_read_has_it_read(tmp_path, name, asks):
     executor = SparkExecutor(settings.load({"WEIR_SPARK__CONF": json.dumps({name: "x"})}), "weir-tests")
-    assert (executor._way(first, staged(tmp_path, as_seen=True), 2, exchange.AUTO) != exchange.DIRECT) is asks
+    assert (
+        executor._way(first, first.inputs[0], staged(tmp_path, as_seen=True), 2, exchange.AUTO) != exchange.DIRECT
+    ) is asks
 
 
 # -- blocks
@@ -485,7 +489,7 @@ def blocks_of(rows: Landed | Channel, tasks: int, parallelism: int, stage_: Any)
     """What each subtask gets of what map tasks have cut."""
     columns, got = rows.schema, {subtask: [] for subtask in range(parallelism)}
     for read in exchange.pieces(rows, tasks):
-        for cut in exchange.read_blocks(stage_, rows, read, parallelism, MAX_PARALLELISM):
+        for cut in exchange.read_blocks(stage_.inputs[0], rows, read, parallelism, MAX_PARALLELISM):
             for at, subtask in enumerate(cut.column("subtask").to_pylist()):
                 got[subtask] += (rows for _, rows in exchange.opened([cut.slice(at, 1)], [columns]))
     return got
@@ -547,11 +551,13 @@ def test_each_type_reaches_its_subtask_alike_in_blocks_read_by_itself_and_in_mem
     for name in [None, *schema.names[1::step]]:
         if name is not None and pa.types.is_nested(schema.field(name).type):
             continue
-        asked = replace(first, key=("id",), order_by=(name,) if name else ())
+        asked = altered(first, key=("id",), order_by=(name,) if name else ())
         by_blocks = blocks_of(landed, 3, parallelism, asked)
         for subtask, in_memory in enumerate(in_process.routed(asked, whole, parallelism, MAX_PARALLELISM, 1000)):
             expected = pa.Table.from_batches(in_memory)
-            itself = direct_read.own_batches(asked, landed, subtask, parallelism, MAX_PARALLELISM, 7, work)
+            itself = direct_read.own_batches(
+                asked, InputRows.of(landed), subtask, parallelism, MAX_PARALLELISM, 7, work
+            )
             parts = direct_read.in_batches(asked, by_blocks[subtask], 7, work)
             for way in (pa.Table.from_batches(itself), pa.Table.from_batches(parts)):
                 assert way.schema == expected.schema and expected.num_rows > 5
@@ -572,7 +578,7 @@ def test_map_tasks_share_a_slice_by_row_groups_and_each_row_comes_once_to_its_ow
         rows = pa.table({"id": [at * 7 % 31 for at in range(count)], "number": list(range(count))})
         pq.write_table(rows, tmp_path / f"{number}.parquet", row_group_size=4)
     gone = (position(0, 3), position(2, 24))
-    slice_, asked = slice_of(tmp_path, left_out=gone), replace(first, key=("id",), order_by=())
+    slice_, asked = slice_of(tmp_path, left_out=gone), altered(first, key=("id",), order_by=())
     assert tasks == 1 or len(exchange.pieces(slice_, tasks)) > 1
     seen = []
     for subtask, parts in blocks_of(slice_, tasks, parallelism, asked).items():
@@ -608,13 +614,13 @@ def test_wide_rows_are_read_and_cut_some_at_a_time_however_many_lie_together(tmp
     monkeypatch.setattr(
         direct_read, "file_tables", lambda *asked: (read.append(part.nbytes) or part for part in file_tables(*asked))
     )
-    asked = replace(first, key=("id",), order_by=())
+    asked = altered(first, key=("id",), order_by=())
     parts = [part for of_subtask in blocks_of(rows, 1, 2, asked).values() for part in of_subtask]
     assert max(read) < 2 * most and max(part.nbytes for part in parts) < 2 * most
     back = pa.concat_tables(parts).sort_by("id")
     assert back.drop_columns([GROUP]).to_pydict() == table.to_pydict()
     # read together all the same, as a stage's transform may hand them out
-    cut = list(exchange.cut(asked, [table], 2, MAX_PARALLELISM))
+    cut = list(exchange.cut(asked.inputs[0], [table], 2, MAX_PARALLELISM))
     assert max(len(block.as_py()) for batch in cut for block in batch.column("block")) < 2 * most
     assert sum(part.num_rows for _, part in exchange.opened(cut, [table.schema])) == 300
 
@@ -677,6 +683,6 @@ def test_a_damaged_file_is_named_by_a_map_task_too(tmp_path, spark):
 )
 def test_whoever_tells_spark_how_to_evaluate_has_it_evaluate_a_where(tmp_path, name, asks):
     executor = SparkExecutor(settings.load({"WEIR_SPARK__CONF": json.dumps({name: "x"})}), "weir-tests")
-    asked = replace(first, where="id > 1")
-    assert (executor._way(asked, staged(tmp_path), 2, exchange.AUTO) != exchange.DIRECT) is asks
-    assert executor._way(first, staged(tmp_path), 2, exchange.AUTO) == exchange.DIRECT
+    asked = with_input(first, where="id > 1")
+    assert (executor._way(asked, asked.inputs[0], staged(tmp_path), 2, exchange.AUTO) != exchange.DIRECT) is asks
+    assert executor._way(first, first.inputs[0], staged(tmp_path), 2, exchange.AUTO) == exchange.DIRECT

@@ -23,14 +23,14 @@ from weir.execution.spark import placement, spark_errors, spark_executor, spark_
 
 spark_session.class_archive = None  # so that it raises at the latest where the JVM would start
 schema = pa.schema([("k", pa.string())])
-stage = SimpleNamespace(uid="s", gates=(), key=("k",), order_by=())
+stage = SimpleNamespace(uid="s", gates=(), key=("k",), order_by=(), inputs=())
 calls = [
     lambda: spark_executor.SparkExecutor(load(), "trial").session,
     lambda: spark_plan.as_spark_has(schema, "trial"),
     lambda: spark_errors.of_job(stage, ValueError("x"), "local[2]", None),
     lambda: spark_task._context(),
     lambda: spark_plan.exchanged(stage, None, 2, 8),
-    lambda: spark_plan.prepared(stage, None),
+    lambda: spark_plan.prepared(stage, SimpleNamespace(), None),
     lambda: spark_plan.schema_of(None),
     lambda: spark_session._with_patience(None),
 ]

@@ -30,7 +30,7 @@ from state_ops.ids import AttemptId
 from state_ops.records.snapshot_files import StagedFile, StateFile
 from state_ops.storage.storage import CancelledError, Storage
 from weir import agg, aggregate, delta, files
-from weir.execution.executor import Channel, Landed
+from weir.execution.executor import Channel, InputRows, Landed
 from weir.execution.spark import spark_errors, spark_plan, spark_session
 from weir.settings import configuration as settings
 from weir.sources.files import FilesReader
@@ -151,7 +151,7 @@ def test_an_input_file_is_blamed_where_spark_names_its_very_place(directory, mes
     text = READING.format(cause="java.lang.RuntimeException: it is not a Parquet file").replace(
         "s3://bucket/landing/1.parquet", message
     )
-    error = spark_errors.of_job(STAGE, RuntimeError(text), rows=rows)
+    error = spark_errors.of_job(STAGE, RuntimeError(text), rows=InputRows.of(rows))
     assert type(error) is InputError
     assert error.files == ({"landing": {file.name: (11, 12)}} if blamed else {})
 
@@ -179,7 +179,7 @@ def test_rows_between_stages_that_spark_cannot_read_are_no_bad_input(tmp_path, f
     message = READING.format(cause="java.lang.RuntimeException: it is not a Parquet file").replace(
         "s3://bucket/landing/1.parquet", f"file://{quote(rows.where)}"
     )
-    error = spark_errors.of_job(STAGE, RuntimeError(message), rows=rows)
+    error = spark_errors.of_job(STAGE, RuntimeError(message), rows=InputRows.of(rows))
     assert type(error) is kind
     assert error.where == rows.where and "landing" not in str(error.next)
 
@@ -362,8 +362,8 @@ def test_a_file_that_is_missed_only_when_the_plan_is_analysed_is_no_mistake_of_t
         def schema(self):
             raise _analysed("PATH_NOT_FOUND", "Path does not exist: file:/x/1.parquet. SQLSTATE: 42K03")
 
-    stage = replace(STAGE)
+    stage, input = STAGE, replace(STAGE.inputs[0])
     with pytest.raises(AnalysisException) as missed:
-        spark_plan.prepared(stage, LateFrame())
+        spark_plan.prepared(stage, input, LateFrame())
     error = spark_errors.of_job(stage, missed.value, "sc://host:15002")
     assert type(error) is VanishedError and error.where == "file:/x/1.parquet"

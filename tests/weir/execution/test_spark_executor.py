@@ -33,7 +33,7 @@ from weir import Pipeline, State, ValueState, agg, aggregate, delta, files
 from weir import stage as function_stage
 from weir.definition import Progress
 from weir.execution import direct_read, exchange, staged_blocks
-from weir.execution.executor import Channel, Landed
+from weir.execution.executor import Channel, InputRows, Landed
 from weir.execution.spark import spark_plan, spark_session
 from weir.execution.spark.spark_executor import SparkExecutor, _read_source, _translated
 from weir.operators.shapes import shapes
@@ -98,13 +98,14 @@ class Job:
             bases={},
             tables={},
             channels=frozenset({"main"}),
-            event_time=None,
             options=BackendOptions(memory_mb=16),
             stages=("counted",),
         )
         rows = None if keys is None else self._staged(keys)
         deadline = time.monotonic() + seconds
-        return sorted(self.executor.run(task, rows, SCHEMA, lambda: deadline), key=lambda ack: ack.subtask)
+        return sorted(
+            self.executor.run(task, rows and InputRows.of(rows), SCHEMA, lambda: deadline), key=lambda ack: ack.subtask
+        )
 
     def _staged(self, keys: list[int]) -> Channel:
         path = Path(self.storage.full("channels/before/rows.parquet").removeprefix("file://"))
@@ -218,9 +219,9 @@ def test_columns_that_python_can_tell_are_those_of_spark_and_start_none(spark, m
     stage, loaded = _counted(**options), settings.load({})
     with monkeypatch.context() as patched:
         patched.setattr(direct_read, "spark_alone", lambda *_: "it is asked on purpose")
-        told = SparkExecutor(loaded, "weir-tests").columns(stage, schema, "here")
+        told = SparkExecutor(loaded, "weir-tests").columns(stage, stage.inputs[0], schema, "here")
     monkeypatch.setattr(spark_session, "session", None)
-    assert SparkExecutor(loaded, "weir-tests").columns(stage, schema, "here").equals(told)
+    assert SparkExecutor(loaded, "weir-tests").columns(stage, stage.inputs[0], schema, "here").equals(told)
 
 
 @pytest.mark.parametrize("way", ["blocks", "staged", "rows"])
@@ -342,7 +343,7 @@ def test_a_file_that_is_gone_when_spark_looks_for_it_has_vanished(tmp_path, spar
     pq.write_table(pa.table({"key": [1]}), file)
     rows = _landed(tmp_path)
     file.unlink()
-    with pytest.raises(VanishedError) as gone, _translated(_counted(), "local", rows):
+    with pytest.raises(VanishedError) as gone, _translated(_counted(), "local", InputRows.of(rows)):
         _read_source(spark, rows, 7, by_spark=True)
     assert gone.value.where == f"file:{file}"
     assert list(gone.value.files["landing"]) == [file.name]
@@ -353,7 +354,10 @@ def test_no_file_has_vanished_for_what_else_spark_finds_in_a_plan(tmp_path, spar
     rows = _landed(tmp_path)
     spark.conf.set("spark.sql.caseSensitive", "false")
     try:
-        with pytest.raises(WeirError, match="COLUMN_ALREADY_EXISTS") as raised, _translated(_counted(), "local", rows):
+        with (
+            pytest.raises(WeirError, match="COLUMN_ALREADY_EXISTS") as raised,
+            _translated(_counted(), "local", InputRows.of(rows)),
+        ):
             _read_source(spark, rows, 7, by_spark=True)
     finally:
         spark.conf.set("spark.sql.caseSensitive", "true")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from state_ops.errors import InputError, PipelineError, StageError
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import key_groups, subtask_of
 from tests.tools.sampling import sampled
+from tests.tools.stages import altered
 from weir import Stage, State, files, stage
 from weir.execution.spark import spark_plan
 
@@ -25,6 +25,10 @@ COLUMNS = "a int, s string, scheduled timestamp, xs array<int>, `now (utc)` int,
 
 class Nothing(State):
     rows: int = 0
+
+
+def prepared(stage: Stage, rows: Any) -> Any:
+    return spark_plan.prepared(stage, stage.inputs[0], rows)
 
 
 def _stage(**arguments: Any) -> Stage:
@@ -69,7 +73,7 @@ CHANCE = {
 @pytest.mark.parametrize("where", CHANCE)
 def test_an_expression_of_chance_or_of_the_clock_is_refused_by_name(rows, where):
     with pytest.raises(PipelineError, match=f"^{CHANCE[where]}.* gives another result") as raised:
-        spark_plan.prepared(_stage(where=where), rows)
+        prepared(_stage(where=where), rows)
     assert where in raised.value.where
     if "'now'" not in where:  # a typed literal is a constant in the plan, a special text a cast
         chance = spark_plan.chance_in_text(rows.where(where)._jdf.queryExecution().toString())
@@ -78,9 +82,9 @@ def test_an_expression_of_chance_or_of_the_clock_is_refused_by_name(rows, where)
 
 @pytest.mark.parametrize("column", ["timestamp'now'", "cast(date 'today' as string)", "current_timestamp()", "rand()"])
 def test_columns_of_a_select_depend_on_neither(rows, column):
-    stage = replace(_stage(where="a > 0"), columns=("a", f"{column} AS x"))
+    stage = altered(_stage(where="a > 0"), columns=("a", f"{column} AS x"))
     with pytest.raises(PipelineError, match="gives another result when a task runs again") as raised:
-        spark_plan.prepared(stage, rows)
+        prepared(stage, rows)
     assert column in raised.value.where
     assert "where='a > 0'" in raised.value.where
 
@@ -99,13 +103,13 @@ def test_columns_of_a_select_depend_on_neither(rows, column):
     ],
 )
 def test_what_only_looks_like_chance_is_accepted(rows, where):
-    spark_plan.prepared(_stage(where=where), rows)
+    prepared(_stage(where=where), rows)
     if "'rand('" not in where:
         assert spark_plan.chance_in_text(rows.where(where)._jdf.queryExecution().toString()) is None
 
 
 def test_a_column_of_that_name_is_a_column(rows):
-    spark_plan.prepared(_stage(where="current_timestamp > 1"), rows.withColumnRenamed("a", "current_timestamp"))
+    prepared(_stage(where="current_timestamp > 1"), rows.withColumnRenamed("a", "current_timestamp"))
 
 
 def _udf(rows):
@@ -128,7 +132,7 @@ def _udf(rows):
 )
 def test_a_transform_is_looked_through_too(rows, transform, name):
     with pytest.raises(PipelineError, match=rf"^{name}\(\) gives another result"):
-        spark_plan.prepared(_stage(transform=transform), rows)
+        prepared(_stage(transform=transform), rows)
 
 
 def test_a_stage_is_looked_through_once_if_it_passes(rows, monkeypatch):
@@ -137,9 +141,9 @@ def test_a_stage_is_looked_through_once_if_it_passes(rows, monkeypatch):
     monkeypatch.setattr(spark_plan, "_refuse_chance", lambda *given: (looked.append(given[0]), refuse(*given)))
     good, bad = _stage(where="a > 1"), _stage(where="a > rand()")
     for _ in range(3):
-        spark_plan.prepared(good, rows)
+        prepared(good, rows)
         with pytest.raises(PipelineError, match="rand"):
-            spark_plan.prepared(bad, rows)
+            prepared(bad, rows)
     assert [plan is good for plan in looked] == [True, False, False, False]
 
 
@@ -151,16 +155,16 @@ def test_a_transform_that_raises_shows_the_authors_own_traceback(rows):
         return rows.where({"C": 1}["K"])
 
     with pytest.raises(StageError, match="The transform of the stage checked raised KeyError: 'K'") as raised:
-        spark_plan.prepared(_stage(transform=looked_up), rows)
+        prepared(_stage(transform=looked_up), rows)
     assert "in looked_up" in raised.value.traceback
     assert "/spark_plan.py" not in raised.value.traceback
 
 
 def test_a_transform_that_returns_no_rows_or_unknown_names_is_told(rows):
     with pytest.raises(StageError, match="returned NoneType, not a Spark DataFrame"):
-        spark_plan.prepared(_stage(transform=lambda _: None), rows)
+        prepared(_stage(transform=lambda _: None), rows)
     with pytest.raises(PipelineError, match=r"cannot resolve the stateless part of checked.*nothing"):
-        spark_plan.prepared(_stage(transform=lambda rows: rows.select("nothing")), rows)
+        prepared(_stage(transform=lambda rows: rows.select("nothing")), rows)
 
 
 # -- the shuffle
@@ -280,7 +284,7 @@ def _failed(rows) -> Exception:
 )
 def test_a_value_that_an_expression_cannot_take_is_an_error_of_the_input(rows, where, message):
     filtered = _stage(where=where)
-    error = spark_plan.data_error(filtered, _failed(spark_plan.prepared(filtered, rows)))
+    error = spark_plan.data_error(filtered, _failed(prepared(filtered, rows)))
     assert isinstance(error, InputError)
     assert message.replace("'", "").replace('"', "") in error.what.replace("'", "").replace('"', "")
     assert where in error.where
@@ -289,7 +293,7 @@ def test_a_value_that_an_expression_cannot_take_is_an_error_of_the_input(rows, w
 
 def test_a_function_of_the_transform_that_raises_is_an_error_of_the_stage(rows):
     transformed = _stage(transform=_with(lambda _: {}["K"]))
-    error = spark_plan.data_error(transformed, _failed(spark_plan.prepared(transformed, rows)))
+    error = spark_plan.data_error(transformed, _failed(prepared(transformed, rows)))
     assert isinstance(error, StageError)
     assert "A function in the transform of the stage checked raised KeyError: 'K'" in error.what
     assert error.traceback.startswith("Traceback") and Path(__file__).name in error.traceback

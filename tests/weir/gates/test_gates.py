@@ -383,7 +383,7 @@ def test_gates_of_the_configuration_reach_the_stages_behind(tmp_path):
         "ExpectColumnValuesToBeBetween",
         "ExpectColumnValuesToNotBeNull",
     ]
-    assert second.input is first
+    assert second.inputs[0].origin is first
 
 
 @pytest.mark.parametrize(

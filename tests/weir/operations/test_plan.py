@@ -18,6 +18,7 @@ from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import (
     Epoch,
     KeyedState,
@@ -418,7 +419,7 @@ CHANGES = {
     "a where of no column": Change(
         ((R, "The where of accounts names 'amuont', which is no column"),), others(accounts(where="amuont > 1"))
     ),
-    "another input": Change(((R, "has no column 'at'"),), (BOOKED, replace(hourly(), input=BOOKED), SUMS)),
+    "another input": Change(((R, "has no column 'at'"),), (BOOKED, with_input(hourly(), BOOKED), SUMS)),
 }
 
 
@@ -720,7 +721,7 @@ def test_a_time_to_live_that_comes_back_is_told_with_what_it_deletes(kept_base, 
 
 def test_a_stage_below_a_refused_one_is_not_compared_and_not_said_to_wait_for_input(kept_base, tmp_path):
     site = kept_base.copied_to(tmp_path / "site")
-    broken = replace(reminders(), key=("nowhere",))
+    broken = with_input(reminders(), key=("nowhere",))
     findings = plan_of(
         replace(site, pipeline=replace(kept, stages=(*site_of(reminders=broken), below(broken))))
     ).findings
@@ -767,8 +768,8 @@ def test_rows_that_wait_for_a_stage_are_not_lost_by_a_change(tmp_path):
     timed = unaligned.timed
     for part, change in (
         ("rows of passed wait for the stage timed", {"stages": (unaligned.passed,), "retired": ("timed",)}),
-        ("rows of passed wait", {"stages": (unaligned.passed, replace(timed, input=unaligned.SOURCE))}),
-        ("rows wait for it with other columns", {"stages": (wider, replace(timed, input=wider))}),
+        ("rows of passed wait", {"stages": (unaligned.passed, with_input(timed, unaligned.SOURCE))}),
+        ("rows wait for it with other columns", {"stages": (wider, with_input(timed, wider))}),
     ):
         changed = replace(site, pipeline=replace(unaligned.short, **change))
         assert [part for finding in plan_of(changed).findings if finding.verdict.stops and part in finding.what], part

@@ -513,7 +513,7 @@ def test_without_duckdb_nothing_is_replayed(tmp_path, monkeypatch):
 
 
 def test_a_source_that_is_new_beside_others_of_a_stage_has_columns_and_no_rows(tmp_path):
-    landing, new = small.accounts.input, files("{landing}/new/*.parquet", name="new")
+    landing, new = small.SOURCE, files("{landing}/new/*.parquet", name="new")
     before = aggregate("sums", landing, key="id", total=agg.sum("amount"), sink=delta.append("sums"))
     bank = bank_of(tmp_path / "site", Pipeline("small", (before,), max_parallelism=8), 1, 2, 3)
     (bank.site.landing / "new").mkdir()

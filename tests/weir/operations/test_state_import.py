@@ -34,6 +34,7 @@ from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank, until
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import (
     Epoch,
     KeyedState,
@@ -198,7 +199,7 @@ def test_values_are_cast_where_each_fits():
 def test_a_stage_that_does_not_fit_its_input_is_refused_with_what_is_wrong(tmp_path):
     bank = Bank.at(tmp_path)
     bank.land(1)
-    other = Pipeline("small", (replace(small.accounts, key=("nobody",)),), max_parallelism=8)
+    other = Pipeline("small", (with_input(small.accounts, key=("nobody",)),), max_parallelism=8)
     with pytest.raises(PipelineError, match="looks like cannot be told: ") as refused:
         write(Bank(replace(bank.site, pipeline=other)), frame(totals(1)))
     assert not refused.value.what.endswith(".."), refused.value.what

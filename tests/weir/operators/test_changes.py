@@ -154,7 +154,7 @@ def test_changes_reach_a_sink_with_a_key_by_subtasks_that_have_all_rows_of_one()
 
 def test_rows_that_may_be_lost_are_not_taken_back():
     counts = aggregate("counts", select("all", CHANGES), key="k", n=agg.count())
-    stages = (counts.input, counts)
+    stages = (counts.inputs[0].origin, counts)
     for delivery in ("exactly_once", "at_least_once"):
         Pipeline("p", stages, delivery=delivery)
     with pytest.raises(PipelineError, match="counts takes rows of users back, and of an epoch that is lost"):
@@ -483,7 +483,7 @@ def test_what_stages_without_a_key_hand_on_of_changes_is_compared_by_what_is_lef
     even = select("even", counts, where="n % 2 = 0", sink=delta.append("even"))
     both = union("both", even, select("odd", counts, where="n % 2 = 1"), sink=delta.append("both"))
     again = aggregate("again", both, key="n", keys=agg.count(), total=agg.sum("total"), sink=delta.append("again"))
-    pipeline = Pipeline("kept", (counts, even, both.inputs[1], both, again))
+    pipeline = Pipeline("kept", (counts, even, both.inputs[1].origin, both, again))
     testing.assert_slicing_does_not_matter(pipeline, events(random.Random(3), 40), trials=3)
 
 

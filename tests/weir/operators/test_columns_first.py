@@ -27,7 +27,6 @@ from weir import (
     window,
 )
 from weir.definition import Stage, column_lineage
-from weir.definition.stage import keeps_changes
 from weir.execution import exchange
 from weir.execution.direct_read import narrowed
 from weir.execution.executor import Landed
@@ -197,7 +196,7 @@ def test_rows_have_their_columns_whichever_way_they_reach_their_subtasks(tmp_pat
 def test_no_more_is_read_than_the_columns_are_made_of():
     made = aggregate("made", SHOP, select=["key", "price + 1 AS price"], where="text = 'Tea'", key="key", n=agg.count())
     landed = Landed(COLUMNS, reader=None, files=())  # type: ignore[arg-type]
-    assert narrowed(made, landed).schema.names == ["key", "text", "price"]
+    assert narrowed(made, made.inputs[0], landed).schema.names == ["key", "text", "price"]
 
 
 def looks(rows: pl.DataFrame, epoch) -> pl.DataFrame:
@@ -207,7 +206,7 @@ def looks(rows: pl.DataFrame, epoch) -> pl.DataFrame:
 def test_changes_are_taken_back_only_where_the_columns_say_them():
     source = select("named", CHANGES)
     taking = aggregate("it", source, select=["k", "v * 2 AS v", "_change_type"], key="k", n=agg.count(), v=agg.sum("v"))
-    assert keeps_changes(taking)
+    assert taking.inputs[0].keeps_changes
     with pytest.raises(PipelineError, match="its columns leave that one out"):
         aggregate("it", source, select=["k", "v"], key="k", n=agg.count())
     with pytest.raises(PipelineError, match="its columns leave that one out") as refused:

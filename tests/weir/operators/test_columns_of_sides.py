@@ -122,9 +122,8 @@ def test_only_what_a_side_is_made_of_is_read_and_kept(tmp_path):
     of_right = json.loads(last.checkpoint.operators["alone"].collections["right"]["schema"])
     (row,) = (field["type"]["struct"] for field in of_right["fields"] if field["name"] == "row")
     assert [column["name"] for column in row] == ["at", "price"]
-    _, right = alone.sides
     landed = Landed(COLUMNS, reader=None, files=())  # type: ignore[arg-type]
-    assert narrowed(right, landed).schema.names == ["key", "at", "price"]
+    assert narrowed(alone, alone.inputs[1], landed).schema.names == ["key", "at", "price"]
     assert not [finding for finding in plan(site.pipeline, site.settings).findings if finding.verdict.stops]
 
 
@@ -156,6 +155,13 @@ def test_a_union_hands_on_changes_only_where_a_side_keeps_what_became_of_a_row()
     assert aggregate("it", union("both", *sides), key="k", highest=agg.max("v"))
     with pytest.raises(PipelineError, match="its columns leave that one out"):
         union("both", side(source, select=["k", "v"]), other)
+
+
+def test_a_join_reads_changes_where_a_side_says_which_rows_are_meant():
+    source, newest = select("named", CHANGES), "_change_type IN ('insert', 'update_postimage')"
+    with pytest.raises(PipelineError, match="what it made of a row cannot be taken back"):
+        join("it", source, SHOP, on={"k": "key"}, ttl=None)
+    assert join("it", side(source, select=["k", "v"], where=newest), SHOP, on={"k": "key"}, ttl=None).has_state
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from state_ops.errors import PipelineError, StageError, WeirError
 from state_ops.moments import from_micros
 from state_ops.schema.descriptors import collections_of
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import Epoch, KeyedState, ListOf, MapOf, Stage, State, agg, files, stage, testing
 from weir.operators.functions import function
 
@@ -399,7 +399,7 @@ def test_timers_need_a_moment(call, message):
 def test_event_time_timers_need_an_event_time():
     misused = staged(_misused(lambda state, rows: state.timers.set(rows, at="at")), on_timer=lambda_free)
     with pytest.raises(StageError, match="nothing would ever fire at='at'"):
-        testing.run(replace(misused, input=files("x/*.parquet"))).epoch([ride("a", 0)])
+        testing.run(with_input(misused, files("x/*.parquet"))).epoch([ride("a", 0)])
 
 
 def test_a_stage_is_refused_before_its_first_row():

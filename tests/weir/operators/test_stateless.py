@@ -239,7 +239,7 @@ def test_columns_that_differ_are_named_before_the_first_row():
     both = union("both", SHOP, select("few", WEB, "key", "at", "price AS text"))
     with pytest.raises(PipelineError, match="the stage few has no 'price', has 'text' as int64, not string"):
         testing.run_pipeline(
-            Pipeline("union", (both.inputs[1], both)),
+            Pipeline("union", (both.inputs[1].origin, both)),
             [{"shop": rows(1, 3), "web": rows(2, 3)}],
             schema={"shop": COLUMNS, "web": COLUMNS},
         )

@@ -26,6 +26,7 @@ from state_ops.errors import (
 )
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir.cli.prometheus import Watched
 from weir.connectors.delta import append
 from weir.execution.in_process import InMemoryExecutor
@@ -257,9 +258,9 @@ class Unmounted(InMemoryExecutor):
 
 @pytest.mark.parametrize("on_bad", ["fail", "quarantine"])
 def test_a_file_that_executors_alone_do_not_see_holds_nothing_and_is_not_set_aside(tmp_path, on_bad):
-    source = replace(accounts.input, on_bad=on_bad)
+    source = replace(accounts.inputs[0].origin, on_bad=on_bad)
     site = Bank.at(tmp_path).site
-    bank = Bank(replace(site, pipeline=replace(pipeline, stages=(replace(accounts, input=source),))))
+    bank = Bank(replace(site, pipeline=replace(pipeline, stages=(with_input(accounts, source),))))
     bank.epochs(1)
     with pytest.raises(InputError, match="vanished"):
         bank.epochs(2, executor=Unmounted(bank.site.landing))

@@ -12,7 +12,7 @@ from state_ops.records.acks import Ack
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.storage.instrumented_store import NAMES
 from tests.recovery.small import Bank, successor
-from weir.execution.executor import Channel, Deadline, Landed
+from weir.execution.executor import Deadline, InputRows
 from weir.execution.in_process import InMemoryExecutor
 from weir.ownership import savepoints
 from weir.restore import rewind
@@ -47,7 +47,7 @@ def test_totals_grow_from_epoch_to_epoch_and_from_coordinator_to_coordinator(tmp
 class Elsewhere(InMemoryExecutor):
     """Its subtasks say that they have requested ten thousand of everything."""
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: InputRows | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         counts = dict.fromkeys(NAMES, 10_000)
         return [replace(ack, request_counts=counts) for ack in super().run(task, rows, columns, deadline)]
 

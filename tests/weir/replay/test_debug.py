@@ -25,7 +25,7 @@ from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
 from tests.tools.sampling import sampled
-from tests.tools.stages import altered
+from tests.tools.stages import altered, with_input
 from weir import (
     Epoch,
     KeyState,
@@ -352,8 +352,8 @@ def test_rows_that_are_of_another_type_now_differ(small_bank):
 def test_a_lookup_that_is_new_since_gets_the_newest_version(small_bank):
     (small_bank.site.landing / "names").mkdir()
     pq.write_table(pa.table({"id": ["k3"], "name": ["three"]}), small_bank.site.landing / "names" / "1.parquet")
-    named = lookup("named", small.accounts.input, table="{landing}/names/1.parquet", on="id")
-    other = Pipeline("small", (named, replace(small.accounts, input=named)), max_parallelism=8)
+    named = lookup("named", small.SOURCE, table="{landing}/names/1.parquet", on="id")
+    other = Pipeline("small", (named, with_input(small.accounts, named)), max_parallelism=8)
     seen = debug(Bank(replace(small_bank.site, pipeline=other)), 3, stage="accounts", key="k3")
     assert seen.is_same and seen.rows["name"].to_list() == ["three"]
 
@@ -471,7 +471,7 @@ def by_first_letter(frame):
 
 @pytest.mark.usefixtures("spark")
 def test_rows_of_all_subtasks_before_a_transform_that_changes_the_key_are_played(tmp_path):
-    sums = aggregate("sums", small.accounts.input, key="id", total=agg.sum("amount"))
+    sums = aggregate("sums", small.SOURCE, key="id", total=agg.sum("amount"))
     letters = aggregate(
         "letters", sums, key="id", transform=by_first_letter, n=agg.count(), sink=delta.append("letters")
     )
@@ -488,7 +488,7 @@ def test_rows_of_all_subtasks_before_a_transform_that_changes_the_key_are_played
 
 def test_columns_that_sql_makes_are_made_again_row_by_row(tmp_path):
     """Of a select that says what changes mean, and of an aggregate that makes the key of the stage before another."""
-    sums = aggregate("sums", small.accounts.input, key="id", total=agg.sum("amount"), changes=True)
+    sums = aggregate("sums", small.SOURCE, key="id", total=agg.sum("amount"), changes=True)
     newest = "_change_type IN ('insert', 'update_postimage')"
     latest = select("latest", sums, "id", "total", where=newest, sink=delta.append("latest"))
     letters = aggregate(
@@ -511,7 +511,7 @@ def test_columns_that_sql_makes_are_made_again_row_by_row(tmp_path):
 @pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_what_spark_alone_evaluates_is_played_with_spark(tmp_path):
-    stage = replace(small.accounts, transform=passes)
+    stage = with_input(small.accounts, transform=passes)
     bank = Bank(replace(Bank.at(tmp_path, **RETAINED).site, pipeline=Pipeline("small", (stage,), max_parallelism=8)))
     bank.epochs(1, 2, executor=SparkExecutor(bank.site.settings, "tests"))
     with pytest.raises(

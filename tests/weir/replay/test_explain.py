@@ -141,7 +141,7 @@ def test_a_joined_row_comes_from_the_rows_of_both_sides_through_the_stage_before
 
 
 def test_a_row_is_traced_through_stages_without_a_key(tmp_path):
-    landing = small.accounts.input
+    landing = small.SOURCE
     more = select("more", landing, "id", "amount + 1 AS amount", where="amount > 0")
     same = select("same", landing, "id", "amount")
     both = union("both", more, same)
@@ -162,7 +162,7 @@ def test_a_row_is_traced_through_stages_without_a_key(tmp_path):
     [(("amount AS at", "`at` AS amount"), "amount = 2"), (("*",), '"at" = 2'), (("amount + 0L AS at", "amount"), None)],
 )
 def test_a_row_is_traced_by_the_columns_that_a_select_has_renamed(tmp_path, columns, condition):
-    first = select("first", small.accounts.input, "at", "amount")
+    first = select("first", small.SOURCE, "at", "amount")
     second = select("second", first, *columns)
     sums = aggregate("sums", second, key="at", n=agg.count(), sink=delta.append("sums"))
     bank = bank_of(tmp_path, Pipeline("small", (first, second, sums), max_parallelism=8), 1, 2, 3)
@@ -188,9 +188,9 @@ def test_a_row_is_traced_by_the_columns_that_a_select_has_renamed(tmp_path, colu
 )
 @pytest.mark.parametrize("before", ["with a key", "without a key"])
 def test_a_row_is_traced_through_the_columns_that_a_stage_makes_first(tmp_path, before, columns, key, is_traced):
-    first = select("first", small.accounts.input, "id", "amount AS total")
+    first = select("first", small.SOURCE, "id", "amount AS total")
     if before == "with a key":
-        first = aggregate("first", small.accounts.input, key="id", total=agg.sum("amount"))
+        first = aggregate("first", small.SOURCE, key="id", total=agg.sum("amount"))
     last = aggregate("last", first, select=columns, key=key, n=agg.count(), sink=delta.append("last"))
     bank = bank_of(tmp_path, Pipeline("small", (first, last), max_parallelism=8), 1, 2)
     seen = explain(bank, "last", f"{key} = 'k3' AND n = 2")
@@ -219,7 +219,7 @@ def as_texts(rows: pl.DataFrame, epoch: Epoch) -> pl.DataFrame:
 
 
 def test_a_row_whose_key_column_is_of_another_type_before_is_not_traced_there(tmp_path):
-    first = select("first", small.accounts.input, "at", "amount")
+    first = select("first", small.SOURCE, "at", "amount")
     texts = stage("texts", source=first, key=None)(as_texts)
     sums = aggregate("sums", texts, key="at", total=agg.sum("amount"), sink=delta.append("sums"))
     bank = bank_of(tmp_path, Pipeline("small", (first, texts, sums), max_parallelism=8), 1)
@@ -233,7 +233,7 @@ def test_both_sides_of_a_stage_that_is_joined_with_itself_are_traced(tmp_path):
     bank.site.landing.mkdir(parents=True)
     rows = pa.table({"id": ["a", "b"], "other": ["b", "a"], "n": [1, 2]})
     pq.write_table(rows, bank.site.landing / "1.parquet")
-    plain = select("plain", small.accounts.input, "id", "other", "n")
+    plain = select("plain", small.SOURCE, "id", "other", "n")
     pairs = join("pairs", plain, plain, on={"id": "other"}, ttl="1d", sink=delta.append("pairs"))
     bank = Bank(replace(bank.site, pipeline=Pipeline("small", (plain, pairs), max_parallelism=8)))
     bank.epochs()

@@ -19,7 +19,7 @@ from state_ops.records.triggers import Trigger
 from tests.recovery import mortal
 from tests.recovery.harness import Site
 from weir.epoch import failover, scheduler, stage_job, steps, transitions
-from weir.execution.executor import Channel, Deadline, Landed
+from weir.execution.executor import Deadline, InputRows
 from weir.execution.in_process import InMemoryExecutor
 from weir.run import run
 from weir.run.run import RunOptions
@@ -97,7 +97,7 @@ class Failing(InMemoryExecutor):
         self.clock, self.failures = clock, failures
         self.tries: list[float] = []
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: InputRows | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         acks = super().run(task, rows, columns, deadline)
         self.tries.append(self.clock.monotonic())
         if len(self.tries) <= self.failures:
@@ -220,9 +220,7 @@ def test_case_13_of_two_attempts_that_ack_the_loser_leaves_nothing_behind(site):
         """Runs every subtask twice, and hands both acks out, with some that belong nowhere; each has uploaded by
         itself."""
 
-        def run(
-            self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline
-        ) -> list[Ack]:
+        def run(self, task: KeyedTask, rows: InputRows | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
             task = replace(task, here=None)
             twice = [super(Speculating, self).run(task, rows, columns, deadline) for _ in range(2)]
             orphan = run_task.run(task, task.parallelism, iter(()))

@@ -17,6 +17,7 @@ from state_ops.errors import PipelineError
 from tests.recovery.harness import Site
 from tests.recovery.small import until
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import Pipeline, State, agg, deduplicate, delta, files, join, side, stage, testing, window
 from weir.definition import is_clocked, is_timed
 from weir.execution.in_process import InMemoryExecutor
@@ -273,7 +274,7 @@ def test_windows_by_processing_time_do_not_become_such_by_event_time_and_belong_
         "clicked", timed, key="user", on="at", every="1s", sink=delta.append("clicked"),
         rows=agg.count(), total=agg.sum("amount"), users=agg.count_distinct("amount"),
     )  # fmt: skip
-    changed = Pipeline("seconds", (other, replace(reminders, input=timed)), max_parallelism=4)
+    changed = Pipeline("seconds", (other, with_input(reminders, timed)), max_parallelism=4)
     findings = [finding for finding in plan(changed, here.settings).findings if finding.verdict.stops]
     assert any("1 s by processing time" in finding.what for finding in findings), findings
     columns = pa.schema([("user", pa.string()), ("window_start", pa.timestamp("us", tz="UTC"))])

@@ -25,6 +25,7 @@ from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from weir.definition import ROW
 from weir.execution import direct_read
@@ -521,7 +522,7 @@ def test_a_number_that_no_statistics_tell_of_is_refused_by_column_in_all_readers
     site = Site(
         tmp_path / "site",
         {"WEIR_SPARK__DIRECT_READ_MB": "0"},
-        Pipeline("odd", (replace(seen, input=PLAIN),), max_parallelism=8),
+        Pipeline("odd", (with_input(seen, PLAIN),), max_parallelism=8),
         __name__,
     )
     site.landing.mkdir(parents=True)

@@ -23,7 +23,7 @@ from state_ops.errors import (
 )
 from state_ops.redaction import redacted
 from weir.definition import Stage
-from weir.execution.executor import Channel, Landed, Several, unreadable, uri
+from weir.execution.executor import Channel, InputRows, Landed, unreadable, uri
 from weir.execution.spark import spark_plan
 from weir.execution.spark.imports import load_pyspark
 from weir.execution.spark.spark_task import error_told
@@ -92,9 +92,7 @@ def _server_is_gone(error: BaseException) -> bool:
     return _SERVER_GONE.match(str(error)) is not None
 
 
-def of_job(
-    stage: Stage, error: Exception, master: str = "", rows: Landed | Channel | Several | None = None
-) -> WeirError:
+def of_job(stage: Stage, error: Exception, master: str = "", rows: InputRows | None = None) -> WeirError:
     """Return the error that a stage's job failed with.
 
     Args:
@@ -115,7 +113,7 @@ def of_job(
         or _of_storage(stage, text, why, rows)
     )
     if explained is None and isinstance(error, AnalysisException):
-        return spark_plan.unresolved(stage, error)
+        return spark_plan.unresolved(stage, stage.inputs, error)
     return explained or TransientError(
         f"The Spark job of {stage.uid} failed: {why}",
         where=where,
@@ -174,7 +172,7 @@ def _of_local_disk(stage: Stage, text: str) -> DiskFullError | None:
     )
 
 
-def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | Several | None) -> WeirError | None:
+def _of_storage(stage: Stage, text: str, why: str, rows: InputRows | None) -> WeirError | None:
     """Return the error of Spark's reading of files: of the store, of the right to read it, or of a file."""
     read, named = _FILE_READ.search(text), _PATH.search(text)
     written = read["uri"] if read is not None else named["sought"] or named["word"] if named is not None else None
@@ -184,7 +182,7 @@ def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | Seve
     for spelling in (written, place):
         text = _without_path(text, _SCHEME.sub("", spelling))
     error = _of_reading(stage, text, why, place)
-    for part in (part for _, part in rows.parts) if isinstance(rows, Several) else (rows,):
+    for _, part in rows.parts if rows is not None else ():
         if isinstance(error, InputError) and isinstance(part, Landed):
             files = [file for file in part.files if _same_place(part.reader.stored_uri(file), place)]
             error.files = part.reader.blamed(files[0]) if files else error.files

@@ -25,9 +25,9 @@ from state_ops.errors import TransientError
 from state_ops.logs import Logger
 from state_ops.records.acks import Ack
 from state_ops.records.snapshot_files import StagedFile, StateFile
-from weir.definition import ROW, Stage
+from weir.definition import ROW, Input, Stage
 from weir.execution import direct_read, exchange, staged_blocks
-from weir.execution.executor import Channel, Deadline, Landed, Several, uri
+from weir.execution.executor import Channel, Deadline, InputRows, Landed, uri
 from weir.execution.spark import spark_errors, spark_plan, spark_session
 from weir.execution.spark.imports import load_great_expectations_meanwhile, load_pyspark
 from weir.execution.spark.placement import Placement
@@ -108,27 +108,27 @@ class SparkExecutor:
             jvm.SparkSession.setActiveSession(session._jsparkSession)
         return session
 
-    def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
-        if stage.transform is None and direct_read.spark_alone(stage, schema, self._settings.spark.conf) is None:
-            return spark_plan.as_spark_has(direct_read.seen(stage, schema.empty_table()).schema, where)
+    def columns(self, stage: Stage, input: Input, schema: pa.Schema, where: str) -> pa.Schema:
+        if input.transform is None and direct_read.spark_alone(input, schema, self._settings.spark.conf) is None:
+            return spark_plan.as_spark_has(direct_read.seen(input, schema.empty_table()).schema, where)
         session = self.session
         with _translated(stage, self._settings.spark.master):
             empty = session.createDataFrame([], spark_plan.spark_schema(schema, where))
-            seen = spark_plan.prepared(stage, empty)
-            columns, name = spark_plan.schema_of(seen, stage), getattr(stage.input, "event_time", None)
-            makes_time = stage.transform is not None and name is not None and not spark_plan.same(empty, seen, name)
+            seen = spark_plan.prepared(stage, input, empty)
+            columns, name = spark_plan.schema_of(seen, stage), input.event_time
+            makes_time = input.transform is not None and name is not None and not spark_plan.same(empty, seen, name)
             return columns.with_metadata({MADE_TIME: b""}) if makes_time else columns
 
-    def seen(self, stage: Stage, rows: Landed | Channel) -> pa.Table:
-        """Return the rows as the stage's function sees them, brought into this process."""
-        with _translated(stage, self._settings.spark.master, rows):
-            frame, columns = self._seen(stage, rows)
+    def seen(self, stage: Stage, input: Input, rows: Landed | Channel) -> pa.Table:
+        """Return the rows of an input as the stage's function sees them, brought into this process."""
+        with _translated(stage, self._settings.spark.master, InputRows.of(rows)):
+            frame, columns = self._seen(stage, input, rows)
             return frames.canonical(frame.toArrow()).cast(columns)
 
     def run(
         self,
         task: KeyedTask,
-        rows: Landed | Channel | Several | None,
+        rows: InputRows | None,
         columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
         deadline: Deadline,
     ) -> list[Ack]:
@@ -136,17 +136,13 @@ class SparkExecutor:
         with _translated(task.stage, self._settings.spark.master, rows):
             return self._run(session, task, rows, deadline)
 
-    def _run(
-        self, session: SparkSession, task: KeyedTask, rows: Landed | Channel | Several | None, deadline: Deadline
-    ) -> list[Ack]:
+    def _run(self, session: SparkSession, task: KeyedTask, rows: InputRows | None, deadline: Deadline) -> list[Ack]:
         if task.stage.gates:  # also where they look at something else, later
             load_great_expectations_meanwhile()
-        if isinstance(rows, Several):
-            lanes = task.stage.sides
-            parts = tuple((side, direct_read.narrowed(lanes[side], part)) for side, part in rows.parts)
-            rows = replace(rows, parts=parts)
-        elif rows is not None:
-            rows = direct_read.narrowed(task.stage, rows)
+        if rows is not None:
+            inputs = task.stage.inputs
+            parts = ((side, direct_read.narrowed(task.stage, inputs[side], part)) for side, part in rows.parts)
+            rows = replace(rows, parts=tuple(parts))
         done = threading.Event()
         threading.Thread(target=self._cancel_late, args=(session, deadline, done), daemon=True).start()
         try:
@@ -165,16 +161,18 @@ class SparkExecutor:
         finally:
             done.set()
 
-    def _way(self, stage: Stage, rows: Landed | Channel, parallelism: int, asked: str) -> str:
+    def _way(self, stage: Stage, input: Input, rows: Landed | Channel, parallelism: int, asked: str) -> str:
         """Return the way of rows to their subtasks. asked: the setting, or BLOCKS where these go through storage."""
         configured = self._settings.spark
         by_python = not any(name.startswith(_HOW_SPARK_READS) for name in configured.conf)
         if not rows.as_seen and by_python:
-            alone = direct_read.spark_alone(stage, rows.schema, configured.conf)
+            alone = direct_read.spark_alone(input, rows.schema, configured.conf)
             by_python = alone is None and stage.uid not in self._judged_by_spark
-        return exchange.chosen(stage, rows, parallelism, configured.direct_read_mb << 20, asked, by_python=by_python)
+        return exchange.chosen(
+            stage, input, rows, parallelism, configured.direct_read_mb << 20, asked, by_python=by_python
+        )
 
-    def _is_staged(self, task: KeyedTask, rows: Landed | Channel | Several) -> bool:
+    def _is_staged(self, task: KeyedTask, rows: InputRows) -> bool:
         """Return whether blocks of these rows go through storage, unless subtasks read the rows by themselves."""
         configured = self._settings.spark
         if not task.stage.key or self.placement is None or configured.second_hop == staged_blocks.OFF:
@@ -182,65 +180,50 @@ class SparkExecutor:
         hosts = 0 if configured.exchange == exchange.ROWS else self.placement.hosts
         return hosts > 1 and (configured.second_hop == staged_blocks.ON or staged_blocks.pays(task, rows, hosts))
 
-    def _job(self, task: KeyedTask, rows: Landed | Channel | Several) -> list[Ack] | None:
-        """Bring rows to their subtasks; the acks, or None as `_collected` has it."""
-        staged = self._is_staged(task, rows)
-        # What makes wide rows dear as blocks is Spark's shuffle of them.
-        asked = exchange.BLOCKS if staged else self._settings.spark.exchange
-        if isinstance(rows, Several):
-            return self._job_of_several(task, rows, asked if task.stage.key else exchange.ROWS, staged)
-        stage, layout = task.stage, (task.parallelism, task.max_parallelism, 0)
-        way = self._way(stage, rows, task.parallelism, asked)
-        if way == exchange.DIRECT:
-            return self._collected(task, self._reading(task, rows))
-        if way == exchange.FILES:
-            cuts, columns = [self._cut_files(stage, rows, layout)], direct_read.seen_columns(stage, rows)
-            return self._with_blocks(task, cuts, (columns,), None, way, staged)
-        frame, columns = self._seen(stage, rows)
-        if way == exchange.ROWS or (asked == exchange.AUTO and not exchange.is_narrow(stage, rows, columns)):
-            return self._collected(task, self._with_rows(task, frame))
-        cut = functools.partial(cut_blocks, stage, layout)
-        return self._with_blocks(task, [(frame, cut)], (columns,), None, way, staged)
+    def _job(self, task: KeyedTask, rows: InputRows) -> list[Ack] | None:
+        """Bring rows to their subtasks, each input in the way that suits it; the acks, or None as `_collected` has it.
 
-    def _job_of_several(self, task: KeyedTask, rows: Several, asked: str, staged: bool) -> list[Ack] | None:
-        """Run one job for all inputs, each read in the way that suits it: blocks of all go through one exchange."""
-        lanes = task.stage.sides
-        ways = [self._way(lanes[side], part, task.parallelism, asked) for side, part in rows.parts]
+        Blocks of all inputs go through one exchange, or the rows of all.
+        """
+        stage, staged = task.stage, self._is_staged(task, rows)
+        # What makes wide rows dear as blocks is Spark's shuffle of them.
+        asked = exchange.BLOCKS if staged else self._settings.spark.exchange if stage.key else exchange.ROWS
+        ways = [self._way(stage, stage.inputs[side], part, task.parallelism, asked) for side, part in rows.parts]
         if set(ways) == {exchange.DIRECT}:
             return self._collected(task, self._reading(task, rows))
-        wide: list[DataFrame] = []
+        frames: dict[int, DataFrame] = {}
         cuts: list[_Cut] = []
-        columns = [pa.schema([])] * len(lanes)
-        by_python = asked != exchange.ROWS and all(way in (exchange.DIRECT, exchange.FILES) for way in ways)
+        columns = [pa.schema([])] * len(stage.inputs)
         for (side, part), way in zip(rows.parts, ways, strict=True):
-            lane, layout = lanes[side], (task.parallelism, task.max_parallelism, side)
+            input, layout = stage.inputs[side], (task.parallelism, task.max_parallelism, side)
             if asked != exchange.ROWS and way in (exchange.DIRECT, exchange.FILES):
-                columns[side] = direct_read.seen_columns(lane, part)
-                cuts.append(self._cut_files(lane, part, layout))
+                columns[side] = direct_read.seen_columns(input, part)
+                cuts.append(self._cut_files(input, part, layout))
                 continue
-            frame, columns[side] = self._seen(lane, part)
-            if asked == exchange.ROWS:
-                wide.append(spark_plan.widened(task.stage, side, frame, rows.schema))
-            else:
-                cuts.append((frame, functools.partial(cut_blocks, lane, layout)))
-        if asked == exchange.ROWS:
+            frames[side], columns[side] = self._seen(stage, input, part)
+            cuts.append((frames[side], functools.partial(cut_blocks, input, layout)))
+        by_rows = asked == exchange.ROWS
+        if asked == exchange.AUTO and len(rows.parts) == len(frames) == 1:
+            ((side, part),) = rows.parts
+            by_rows = not exchange.is_narrow(stage, part, columns[side])
+        if by_rows:
+            wide = [spark_plan.widened(stage, side, frame, rows.schema) for side, frame in frames.items()]
             return self._collected(task, self._with_rows(task, _union(wide)))
-        way = exchange.FILES if by_python else exchange.CUT
-        return self._with_blocks(task, cuts, columns, rows.schema, way, staged)
+        return self._with_blocks(task, cuts, columns, rows.schema, exchange.CUT if frames else exchange.FILES, staged)
 
-    def _seen(self, stage: Stage, rows: Landed | Channel) -> tuple[DataFrame, pa.Schema]:
-        """Return the rows as the stage's function sees them, and their columns."""
+    def _seen(self, stage: Stage, input: Input, rows: Landed | Channel) -> tuple[DataFrame, pa.Schema]:
+        """Return the rows of an input as the stage's function sees them, and their columns."""
         frame = self._read(rows)
         if not rows.as_seen:
-            frame = spark_plan.prepared(stage, frame)
+            frame = spark_plan.prepared(stage, input, frame)
         columns = direct_read.looked_at(stage, spark_plan.schema_of(frame, stage))
         return frame.select(*[spark_plan.quoted(name) for name in columns.names]), columns
 
-    def _cut_files(self, stage: Stage, rows: Landed | Channel, layout: tuple[int, int, int]) -> _Cut:
+    def _cut_files(self, input: Input, rows: Landed | Channel, layout: tuple[int, int, int]) -> _Cut:
         """Map tasks that read files by themselves. layout: as `spark_task.read_blocks` has it."""
         pieces = exchange.pieces(rows, layout[0])
         tasks = self.session.range(0, len(pieces), 1, len(pieces))
-        return tasks, functools.partial(read_blocks, stage, rows, pieces, layout)
+        return tasks, functools.partial(read_blocks, input, rows, pieces, layout)
 
     def _with_rows(self, task: KeyedTask, frame: DataFrame) -> DataFrame:
         if task.stage.key:
@@ -254,7 +237,7 @@ class SparkExecutor:
         task: KeyedTask,
         cuts: Sequence[_Cut],
         columns: Sequence[pa.Schema],
-        whole: pa.Schema | None,
+        whole: pa.Schema,
         way: str,
         staged: bool,
     ) -> list[Ack] | None:
@@ -272,7 +255,7 @@ class SparkExecutor:
         return self._collected(task, acks)
 
     def _through_storage(
-        self, task: KeyedTask, cuts: Sequence[_Cut], columns: Sequence[pa.Schema], whole: pa.Schema | None, way: str
+        self, task: KeyedTask, cuts: Sequence[_Cut], columns: Sequence[pa.Schema], whole: pa.Schema, way: str
     ) -> list[Ack] | None:
         """Return the acks of two jobs. The tasks of the second one start where the state of their subtasks is."""
         storage, batch_rows = task.storage, self._settings.spark.batch_rows
@@ -295,7 +278,7 @@ class SparkExecutor:
         finally:
             staged_blocks.remove(storage, place)
 
-    def _reading(self, task: KeyedTask, rows: Landed | Channel | Several | None) -> DataFrame | RDD[Row]:
+    def _reading(self, task: KeyedTask, rows: InputRows | None) -> DataFrame | RDD[Row]:
         """Return the acks of a job without a shuffle: a task for each subtask, which reads by itself what there is.
 
         On a local master it is an RDD: planning a DataFrame takes longer than many a task, and there is nothing to
@@ -382,7 +365,7 @@ def _path(rows: Channel, file: StagedFile | StateFile) -> str:
 
 
 @contextmanager
-def _translated(stage: Stage, master: str, rows: Landed | Channel | Several | None = None) -> Iterator[None]:
+def _translated(stage: Stage, master: str, rows: InputRows | None = None) -> Iterator[None]:
     """Raise Spark's errors as errors that tell the operator what to do, while a stage is prepared, planned or run.
 
     A JVM that is gone is left as it is. rows: the rows that the stage reads.

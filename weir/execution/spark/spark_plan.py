@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError, StageError, WeirError, first_line
 from state_ops.keyed.keyed_state import GROUP
-from weir.definition import Stage
+from weir.definition import Input, Stage
 from weir.execution.spark.imports import load_pyspark
 from weir.operators import sides
 
@@ -45,13 +45,13 @@ _ADVICE = re.compile(r'If necessary set "spark\.sql\.ansi\.enabled" to "false"[^
 # SQLSTATE classes: 22 data exception, 23 constraint violated, P0 raise_error and assert_true; 42K0B a datetime pattern.
 _DATA_STATES = ("22", "23", "P0", "42K0B")
 
-_checked: WeakValueDictionary[int, Stage] = WeakValueDictionary()
+_checked: WeakValueDictionary[int, Input] = WeakValueDictionary()
 
 
-def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
-    """Return `rows` after the stage's transform, where and columns.
+def prepared(stage: Stage, input: Input, rows: DataFrame) -> DataFrame:
+    """Return the rows of one of a stage's inputs after its transform, where and columns.
 
-    What the plan says is checked once for each stage, since it is the same in every epoch.
+    What the plan says is checked once for each input, since it is the same in every epoch.
 
     Raises:
         PipelineError: Spark cannot make sense of them or they depend on chance or the clock.
@@ -60,24 +60,24 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
     load_pyspark()
     from pyspark.errors import AnalysisException, ParseException
 
-    checked = _checked.get(id(stage)) is stage
+    checked = _checked.get(id(input)) is input
     try:
-        if stage.transform is not None:
-            rows = _transformed(stage, rows)
-        if stage.where is not None:
-            rows = rows.where(stage.where)
-        if stage.columns:
-            rows = rows.selectExpr(*stage.columns)
+        if input.transform is not None:
+            rows = _transformed(stage, input.transform, rows)
+        if input.where is not None:
+            rows = rows.where(input.where)
+        if input.columns:
+            rows = rows.selectExpr(*input.columns)
         if not checked:
             rows.schema  # noqa: B018 - Spark Connect analyses a plan only when its schema is asked for
     except (AnalysisException, ParseException) as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise  # about a file, not the author's code: Spark Connect looks for files only here, or later
-        raise unresolved(stage, error) from error
+        raise unresolved(stage, [input], error) from error
     if not checked:
-        if stage.transform is not None or stage.where is not None or stage.columns:
-            _refuse_chance(stage, rows)
-        _checked[id(stage)] = stage
+        if input.transform is not None or input.where is not None or input.columns:
+            _refuse_chance(stage, input, rows)
+        _checked[id(input)] = input
     return rows
 
 
@@ -94,28 +94,28 @@ def same(given: DataFrame, made: DataFrame, name: str) -> bool:
     return hasattr(given, "_jdf") and ids(given) == ids(made)
 
 
-def unresolved(stage: Stage, error: Exception) -> PipelineError:
-    """Return the error that Spark's analyser refuses the stage's plan, as it would each time.
+def unresolved(stage: Stage, inputs: Sequence[Input], error: Exception) -> PipelineError:
+    """Return the error that Spark's analyser refuses the plan of some of a stage's inputs, as it would each time.
 
     Args:
         error: An AnalysisException.
     """
+    written = ", ".join(filter(None, (input.sql_written for input in inputs)))
     return PipelineError(
         f"Spark cannot resolve the stateless part of {stage.uid}: {first_line(error)}",
-        where=f"stage {stage.uid}, {stage.sql_written or 'transform='}",
-        next=f"Correct {'its SQL' if stage.columns else 'the names in where= or transform='}.",
+        where=f"stage {stage.uid}, {written or 'transform='}",
+        next=f"Correct {'its SQL' if any(input.columns for input in inputs) else 'the names in where= or transform='}.",
     )
 
 
-def _transformed(stage: Stage, rows: DataFrame) -> DataFrame:
+def _transformed(stage: Stage, transform: Callable[[Any], Any], rows: DataFrame) -> DataFrame:
     load_pyspark()
     from py4j.protocol import Py4JNetworkError
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame
 
-    assert stage.transform is not None
     try:
-        result = stage.transform(rows)
+        result = transform(rows)
     except (AnalysisException, WeirError, OSError, EOFError, Py4JNetworkError):
         raise  # not the author's: the storage, or a JVM that is gone
     except Exception as error:
@@ -222,6 +222,8 @@ def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: 
 
 def widened(stage: Stage, side: int, rows: DataFrame, columns: pa.Schema) -> DataFrame:
     """Return the rows of one of a stage's inputs in the columns that all inputs share (`operators.sides`)."""
+    if not stage.is_of_several:
+        return rows
     load_pyspark()
     from pyspark.sql import functions as F
 
@@ -279,7 +281,7 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
         return None
     message = " ".join(_ADVICE.sub("", match[2]).split())
     parts = [stage.sql_written] if stage.sql_written else []
-    parts += ["transform="] if stage.transform else []
+    parts += ["transform="] if any(input.transform for input in stage.inputs) else []
     return InputError(
         f"Spark cannot evaluate the stateless part of {stage.uid} for a row: [{match[1]}] {message}",
         where=", ".join([f"stage {stage.uid}", *parts]),
@@ -292,7 +294,8 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
 
 def _from_udf(stage: Stage, text: str) -> StageError | None:
     _, mark, trace = text.partition("Traceback (most recent call last):")
-    if stage.transform is None or not mark or "spark_task.py" in trace or "read_command" in trace:
+    has_transform = any(input.transform is not None for input in stage.inputs)
+    if not has_transform or not mark or "spark_task.py" in trace or "read_command" in trace:
         return None  # not the author's code: a worker without Weir's packages, for one
     trace = (mark + trace).partition("\n\nJVM stacktrace:")[0].rstrip() + "\n"
     raised = [line for line in trace.rpartition(mark)[2].splitlines() if line and not line.startswith(" ")]
@@ -304,8 +307,8 @@ def _from_udf(stage: Stage, text: str) -> StageError | None:
     )
 
 
-def _refuse_chance(stage: Stage, rows: DataFrame) -> None:
-    written = " ".join([*stage.columns, stage.where or ""])
+def _refuse_chance(stage: Stage, input: Input, rows: DataFrame) -> None:
+    written = " ".join([*input.columns, input.where or ""])
     special = _SPECIAL_LITERAL.search(written)  # Spark puts in the moment's value while it parses
     java = getattr(rows, "_jdf", None)
     if special:
@@ -317,7 +320,7 @@ def _refuse_chance(stage: Stage, rows: DataFrame) -> None:
     if chance:
         raise PipelineError(
             f"{chance} gives another result when a task runs again, so rows could be lost or doubled.",
-            where=f"stage {stage.uid}, {stage.sql_written or 'transform='}",
+            where=f"stage {stage.uid}, {input.sql_written or 'transform='}",
             next="Use columns of the input instead; the epoch's processing time is epoch.now in the stage's function.",
         )
 

@@ -19,10 +19,10 @@ from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import group_range
 from state_ops.storage.storage import Storage
 from weir import where
-from weir.definition import Stage
+from weir.definition import Input
 from weir.execution import direct_read, exchange, staged_blocks
 from weir.execution.exchange import Pieces
-from weir.execution.executor import Channel, Landed, Several
+from weir.execution.executor import Channel, InputRows, Landed
 from weir.execution.spark.imports import load_pyspark
 from weir.execution.staged_blocks import Extent
 from weir.operators import sides
@@ -46,7 +46,7 @@ def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
 def with_blocks(
     task: KeyedTask,
     columns: Sequence[pa.Schema],
-    whole: pa.Schema | None,
+    whole: pa.Schema,
     batch_rows: int,
     way: str,
     blocks: Iterator[pa.RecordBatch],
@@ -55,13 +55,13 @@ def with_blocks(
 
     Args:
         columns: Theirs by input, without the key group.
-        whole: Of a stage with several inputs, the columns that its rows have there.
+        whole: The columns that rows of all inputs have together.
     """
     yield _acked_blocks(task, whole, batch_rows, way, exchange.opened(blocks, columns))
 
 
 def reading_blocks(
-    task: KeyedTask, extents: Mapping[int, Sequence[Extent]], columns: Sequence[pa.Schema], whole: pa.Schema | None,
+    task: KeyedTask, extents: Mapping[int, Sequence[Extent]], columns: Sequence[pa.Schema], whole: pa.Schema,
     batch_rows: int, way: str, numbers: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Yield the acks of the subtask for blocks that are in storage.
@@ -79,19 +79,19 @@ def reading_blocks(
 
 def _acked_blocks(
     task: KeyedTask,
-    whole: pa.Schema | None,
+    whole: pa.Schema,
     batch_rows: int,
     way: str,
     opened: Iterator[tuple[int, pa.Table]],
 ) -> pa.RecordBatch:
     subtask = _context().partitionId()
-    tables = (rows if whole is None else sides.widened(task.stage, side, rows, whole) for side, rows in opened)
+    tables = (sides.widened(task.stage, side, rows, whole) for side, rows in opened)
     batches = direct_read.in_batches(task.stage, tables, batch_rows, task.work_dir)
     return _acked(task, subtask, _routed(task, subtask, batches), way)
 
 
 def reading_rows(
-    task: KeyedTask, rows: Landed | Channel | Several | None, batch_rows: int, numbers: Iterator[pa.RecordBatch]
+    task: KeyedTask, rows: InputRows | None, batch_rows: int, numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the acks of the subtask for rows that it reads by itself, or for none.
 
@@ -123,7 +123,7 @@ def as_rows(acked: Iterator[pa.RecordBatch]) -> Iterator[Row]:
 
 
 def read_blocks(
-    stage: Stage, rows: Landed | Channel, pieces: Sequence[Pieces], layout: tuple[int, int, int],
+    input: Input, rows: Landed | Channel, pieces: Sequence[Pieces], layout: tuple[int, int, int],
     tasks: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Yield the blocks of what map tasks read, whose numbers stand in the batches of `tasks`.
@@ -134,15 +134,15 @@ def read_blocks(
     with _telling():
         for batch in tasks:
             for task in batch.column(0).to_pylist():
-                yield from exchange.read_blocks(stage, rows, pieces[task], *layout)
+                yield from exchange.read_blocks(input, rows, pieces[task], *layout)
 
 
 def cut_blocks(
-    stage: Stage, layout: tuple[int, int, int], batches: Iterator[pa.RecordBatch]
+    input: Input, layout: tuple[int, int, int], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the blocks of rows that Spark has read; as `read_blocks`."""
     with _telling():
-        yield from exchange.cut(stage, (frames.canonical(pa.Table.from_batches([batch])) for batch in batches), *layout)
+        yield from exchange.cut(input, (frames.canonical(pa.Table.from_batches([batch])) for batch in batches), *layout)
 
 
 def staging(

@@ -13,7 +13,7 @@ from state_ops.rows.aggregates import Agg
 from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution
 from weir.connectors.delta.change_feed import CHANGE_TYPE, COMMIT_TIME, EPOCH, VERSION
-from weir.definition import MAIN, Operator, OperatorKind, Shapes, Source, Stage, Subtask
+from weir.definition import MAIN, Input, Operator, OperatorKind, Shapes, Source, Stage, Subtask
 from weir.definition.column_lineage import before
 from weir.operators import aggregate_columns
 
@@ -61,17 +61,17 @@ class Aggregation(OperatorKind):
     def hands_out_changes(self, stage: Stage, output: str) -> bool:
         return output == MAIN and self.changes
 
-    def no_changes(self, stage: Stage, input: Source | Stage) -> str | None:
+    def no_changes(self, stage: Stage, input: Input) -> str | None:
         whys = (agg.irrevocable(name) for name, agg in self.aggregates)
         return next(filter(None, whys), None) or self._by_time(stage, input)
 
-    def _by_time(self, stage: Stage, input: Source | Stage) -> str | None:
+    def _by_time(self, stage: Stage, input: Input) -> str | None:
         """Return why a row cannot be taken back that has another value than what takes it back; None where none has."""
         read = [("its key", column) for column in stage.key]
         read += [(f"{name} = {agg}", column) for name, agg in self.aggregates for column in agg.columns]
-        for what, column in read if stage.transform is None else ():
-            given = before(stage.columns, column)
-            if given is not None and _says_when(input, given):
+        for what, column in read if input.transform is None else ():
+            given = before(input.columns, column)
+            if given is not None and _says_when(input.origin, given):
                 return f"{what} goes by {column}, which says when a change was: what takes a row back has another one"
         return None
 
@@ -112,11 +112,11 @@ class Aggregation(OperatorKind):
         return aggregate_columns.texts(self.aggregates)
 
 
-def _says_when(input: Source | Stage, column: str) -> bool:
+def _says_when(origin: Source | Stage, column: str) -> bool:
     """Return whether a column of changes is the time of the change, and not a part of the row."""
-    if isinstance(input, Source):
-        return input.hands_out_changes and column in (VERSION, COMMIT_TIME)
-    if not input.operator.hands_on:
-        return column in input.operator.moments_of_changes
-    given = [(lane.input, before(lane.columns, column)) for lane in input.lanes if lane.transform is None]
+    if isinstance(origin, Source):
+        return origin.hands_out_changes and column in (VERSION, COMMIT_TIME)
+    if not origin.operator.hands_on:
+        return column in origin.operator.moments_of_changes
+    given = [(input.origin, before(input.columns, column)) for input in origin.inputs if input.transform is None]
     return any(name is not None and _says_when(of, name) for of, name in given)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weir.connectors.delta.change_feed import CHANGE_TYPE
-from weir.definition import Operator, OperatorKind, Shapes, Source, Stage, Subtask
+from weir.definition import Input, Operator, OperatorKind, Shapes, Stage, Subtask
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +91,7 @@ class Function(OperatorKind):
     def hands_out_changes(self, stage: Stage, output: str) -> bool:
         return any(name == output and CHANGE_TYPE in columns.names for name, columns in self.declared)
 
-    def no_changes(self, stage: Stage, input: Source | Stage) -> str | None:
+    def no_changes(self, stage: Stage, input: Input) -> str | None:
         return None if self.accepts_changes else "its function may not look at that column"
 
     def remembered(self, stage: Stage, recorded: OperatorStats, changes: bool) -> frozenset[str] | None:

@@ -158,13 +158,13 @@ class Join(OperatorKind):
         row = {name: value for name, value in late.items() if name not in (*stage.key, LATE_SIDE, LATE_TIME)}
         if side:
             row |= {name.removesuffix(self.suffix): row[name] for name in row if name.endswith(self.suffix)}
-        keys = {theirs: late[name] for name, theirs in zip(stage.key, stage.lanes[side].key, strict=True)}
+        keys = {theirs: late[name] for name, theirs in zip(stage.key, stage.inputs[side].key, strict=True)}
         return side, {**row, **keys}
 
     def lineage(
         self, stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]], output: str
     ) -> dict[str, list[tuple[int, str]]]:
-        keys = [dict(zip(stage.key, lane.key, strict=True)) for lane in stage.lanes]
+        keys = [dict(zip(stage.key, input.key, strict=True)) for input in stage.inputs]
         origins: dict[str, list[tuple[int, str]]] = {}
         for name in columns:
             if name in stage.key:
@@ -222,7 +222,7 @@ def _sides_swapped(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
     now, before = sides.inputs_of(stage), sides.places_before(stage, recorded)
     for place, (left, right) in enumerate((("left", "right"), ("right", "left"))):
         if before[place] == 1 - place:
-            sql = sides.sql_of(stage.lanes[place]) if now[0] == now[1] else {}
+            sql = sides.sql_of(stage.inputs[place]) if now[0] == now[1] else {}
             with_sql = ", ".join(f"{name}={value!r}" for name, value in sql.items() if value)
             named = f"{now[place]} ({with_sql})" if with_sql else now[place]
             what = f"{named} was the {right} side, and is the {left} one, while state has rows of each side"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from weir.definition import Operator, OperatorKind, Shapes, Source, Stage, Subtask, keeps_changes
+from weir.definition import Input, Operator, OperatorKind, Shapes, Stage, Subtask
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Unchanged(OperatorKind):
         return False
 
     def hands_out_changes(self, stage: Stage, output: str) -> bool:
-        return any(lane.reads_changes and keeps_changes(lane) for lane in stage.lanes)
+        return any(input.brings_changes for input in stage.inputs)
 
-    def no_changes(self, stage: Stage, input: Source | Stage) -> str | None:
+    def no_changes(self, stage: Stage, input: Input) -> str | None:
         return None
 
     def clocked_output(self, stage: Stage) -> tuple[str, ...]:

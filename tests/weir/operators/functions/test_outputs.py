@@ -12,6 +12,7 @@ import pytest
 
 from state_ops.errors import PipelineError, StageError
 from tests.tools.sampling import sampled
+from tests.tools.stages import with_input
 from weir import (
     Epoch,
     KeyState,
@@ -326,10 +327,10 @@ def test_definitions_that_make_no_sense_are_refused():
     with pytest.raises(PipelineError, match="in no order"):
         declared(plain, outputs={"alerts": delta.upsert("x", key="km")})
     with pytest.raises(PipelineError, match="reads the output 'alerts' of driven"):
-        replace(alerted, input=driven)
+        with_input(alerted, origin=driven)
     with pytest.raises(PipelineError, match="reads from cars, which is not in the pipeline"):
         Pipeline("fleet", (alerted,))
     with pytest.raises(PipelineError, match="does not say the columns of alerts"):
         declared(plain, per_key=True, output={"main": {"car": pa.string()}})
-    assert replace(alerted, input=cars.output("main")).from_output == "main"
-    assert replace(driven, input=cars.output("audit")).from_output == "audit"
+    assert with_input(alerted, cars.output("main")).inputs[0].output == "main"
+    assert with_input(driven, cars.output("audit")).inputs[0].output == "audit"

@@ -544,7 +544,7 @@ def test_a_vectorised_function_does_the_same() -> None:
         state.fold(rows, rows=agg.count(), amount=agg.sum("v"))
         return rows.select("k", "v", before=before["last"])
 
-    assert isinstance(vectorised.input, FileSource)
+    assert isinstance(vectorised.inputs[0].origin, FileSource)
     in_batches, other = testing.run(vectorised), a_run(made_of(_dicts, output=COLUMNS))
     for values in ([("a", 1), ("b", 2), ("a", 3)], [("b", 4)], [("a", 5), ("c", 6)]):
         assert sorted(in_batches.epoch(rows(*values)).rows(), key=str) == sorted(
