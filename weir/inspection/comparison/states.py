@@ -214,7 +214,7 @@ def states_differ(
             ):
                 rows = [row for table in tables for row in frames.python_rows(table)]
                 timers = _timers_differ(a, b, sides) if replayed and stage.on_timer is not None else ""
-                fields = _fields_differ(difference, *sides)
+                fields = columns_differ(a.schema, b.schema, sides)
                 yield StateDiff(uid, dict(difference.counts), rows, fields, left_out, timers)
         except ConfigurationError as error:
             yield StateDiff(uid, None, why=error.what)
@@ -229,13 +229,15 @@ def _timers_differ(a: View, b: View, sides: tuple[str, str]) -> str:
     )
 
 
-def _fields_differ(difference: StateDifference, ours: str, theirs: str) -> str:
-    """Return in words which fields only one of two states has, or has in another type."""
+def columns_differ(first: pa.Schema, second: pa.Schema, sides: tuple[str, str]) -> str:
+    """Return in words which columns only one of two sides has, or has in another type."""
+    types = [dict(zip(schema.names, schema.types, strict=True)) for schema in (first, second)]
+    both = [(name, was, types[1][name]) for name, was in types[0].items() if name in types[1]]
     return "; ".join(
         [
-            *(f"only {ours} has {name}" for name in difference.gone),
-            *(f"only {theirs} has {name}" for name in difference.new),
-            *(f"{name} was {was}, is {now}" for name, (was, now) in difference.retyped.items()),
+            *(f"only {sides[0]} has {name}" for name in first.names if name not in types[1]),
+            *(f"only {sides[1]} has {name}" for name in second.names if name not in types[0]),
+            *(f"{name} was {was}, is {now}" for name, was, now in both if was != now),
         ]
     )
 

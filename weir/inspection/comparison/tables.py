@@ -7,7 +7,7 @@ processed are left out and named, because one of the sides has read everything l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from state_ops.arrow import frames
 from weir.definition import Pipeline
 from weir.definition.names import START
 from weir.inspection.comparison.floats import are_compared_as_floats, is_number, nine_digits
-from weir.inspection.comparison.states import ADDED, CHANGED, REMOVED, SHOWN
+from weir.inspection.comparison.states import ADDED, CHANGED, REMOVED, SHOWN, columns_differ
 from weir.inspection.database import asked, quoted
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ def compared_rows(
     clocked = {*(stage.operator.clocked_output(stage) if stage is not None and is_main else ()), *without}
     shared = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
     columns = [name for name in shared if name not in clocked]
-    alone, left_out = "; ".join(_columns_alone(first, second)), tuple(name for name in shared if name in clocked)
+    sides = ("the pipeline", "the branch")
+    alone = columns_differ(first, second, sides) if first is not None and second is not None else ""
+    left_out = tuple(name for name in shared if name in clocked)
     if not columns:  # the code calls all of them otherwise now
         return TableDiff(table, rows, {**counts, REMOVED: rows[0], ADDED: rows[1]}, {}, [], alone, left_out)
     types = {name: [schema.field(name).type for schema in schemas] for name in columns}
@@ -142,17 +144,6 @@ def _as_shown(column: str, types: Sequence[pa.DataType]) -> str:
     is_short = all(map(pa.types.is_float32, types))
     short = f"CAST(CAST({column} AS FLOAT) AS VARCHAR)" if is_short else column
     return f"CAST({short} AS DOUBLE)"
-
-
-def _columns_alone(first: pa.Schema | None, second: pa.Schema | None) -> Iterator[str]:
-    if first is not None and second is not None:
-        yield from (f"only the pipeline has {name}" for name in first.names if name not in second.names)
-        yield from (f"only the branch has {name}" for name in second.names if name not in first.names)
-        yield from (
-            f"{field.name} was {field.type}, is {second.field(field.name).type}"
-            for field in first
-            if field.name in second.names and field.type != second.field(field.name).type
-        )
 
 
 def _count(connection: Connection, name: str, schema: pa.Schema | None) -> int:
