@@ -6,6 +6,7 @@ Files, compaction, parallelism and the number of databases make no difference.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from state_ops.backends.base import Backend
 from state_ops.keyed.owners import GROUP_BYTES
@@ -71,12 +72,11 @@ def paired(
 
 def _entries(backend: Backend | None, groups: range, kinds: Sequence[int]) -> Iterator[tuple[bytes, bytes]]:
     if backend is None:
-        return
+        return iter(())
     if not kinds:
-        yield from backend.scan(first_key(groups.start), first_key(groups.stop))
-    for group in groups if kinds else ():
-        for kind in sorted(kinds):
-            yield from backend.scan(first_key(group) + bytes([kind]), first_key(group) + bytes([kind + 1]))
+        return iter(backend.scan(first_key(groups.start), first_key(groups.stop)))
+    starts = (first_key(group) + bytes([kind]) for group in groups for kind in sorted(kinds))
+    return chain.from_iterable(backend.scan(start, start[:-1] + bytes([start[-1] + 1])) for start in starts)
 
 
 def paired_views(a: View, b: View, kinds: Sequence[int] = (), *, equal: bool = False) -> Iterator[Pair]:
