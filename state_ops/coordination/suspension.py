@@ -18,6 +18,7 @@ from typing import Any
 from state_ops.coordination.lease import record, unreadable
 from state_ops.coordination.processes import born, pid_namespace, process_lives
 from state_ops.errors import plainly
+from state_ops.facts import Facts
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
@@ -28,7 +29,7 @@ _FOR_A_WHILE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Suspension:
+class Suspension(Facts):
     """A note that a person has ended the pipeline.
 
     Attributes:

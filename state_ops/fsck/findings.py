@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated
 
+from state_ops.facts import Facts, Named, fact
 from state_ops.ids import CheckpointId, Generation
 
 
@@ -143,7 +144,7 @@ MEANINGS: dict[Kind, _Meaning] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Facts):
     """One thing that is wrong or superfluous.
 
     Attributes:
@@ -161,10 +162,12 @@ class Finding:
     repair: Repair | None = None
 
     @property
+    @fact
     def severity(self) -> Severity:
         return MEANINGS[self.kind].severity
 
     @property
+    @fact
     def next(self) -> str:
         """The step that a person takes now."""
         if self.repair is None and MEANINGS[self.kind].repair is not None:
@@ -175,19 +178,6 @@ class Finding:
     def blocks(self) -> bool:
         """True if nothing may be deleted or published while this finding stands."""
         return MEANINGS[self.kind].blocks
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "kind": self.kind.value,
-            "severity": self.severity.value,
-            "what": self.what,
-            "path": self.path,
-            "checkpoints": list(self.checkpoints),
-            "bytes": self.bytes,
-            "repair": self.repair.value if self.repair else None,
-            "next": self.next,
-        }
 
     @classmethod
     def of(
@@ -209,7 +199,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class Retained(Facts):
     """One retained checkpoint and whether everything that a restore of it reads is there.
 
     Attributes:
@@ -222,7 +212,7 @@ class Retained:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Facts):
     """The result of one check.
 
     Attributes:
@@ -232,29 +222,20 @@ class Report:
 
     storage: str
     generation: Generation
-    alive: bool
+    alive: Annotated[bool, Named("coordinator_alive")]
     quick: bool
     checkpoints: tuple[Retained, ...]
     findings: tuple[Finding, ...]
     files: int
     bytes: int
-    read: int
+    read: Annotated[int, Named("bytes_read")]
 
     @property
     def damage(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity is Severity.DAMAGE)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, every finding included."""
-        return {
-            "storage": self.storage,
-            "generation": self.generation,
-            "coordinator_alive": self.alive,
-            "quick": self.quick,
-            "damaged": bool(self.damage),
-            "files": self.files,
-            "bytes": self.bytes,
-            "bytes_read": self.read,
-            "checkpoints": [{"id": row.id, "names": list(row.names), "intact": row.intact} for row in self.checkpoints],
-            "findings": [finding.to_dict() for finding in self.findings],
-        }
+    @property
+    @fact
+    def damaged(self) -> bool:
+        """True if anything is damaged."""
+        return bool(self.damage)

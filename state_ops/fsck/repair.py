@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import agrees, counted
 from state_ops.errors import FencedError
+from state_ops.facts import HIDDEN, Facts, fact
 from state_ops.fsck.findings import Finding, Kind, Repair, Report
 from state_ops.ids import Generation
 from state_ops.storage.storage import Storage
@@ -21,7 +23,7 @@ _BATCH = 200  # deletions between two looks at who owns the generation
 
 
 @dataclass(frozen=True, slots=True)
-class RepairPlan:
+class RepairPlan(Facts):
     """The repairs that would be made.
 
     Attributes:
@@ -33,13 +35,14 @@ class RepairPlan:
     drop: tuple[Finding, ...] = ()
     delete: tuple[Finding, ...] = ()
     refused: str | None = None
-    beyond: tuple[Finding, ...] = ()
+    beyond: Annotated[tuple[Finding, ...], HIDDEN] = ()
 
     @property
     def empty(self) -> bool:
         return not (self.publish or self.drop or self.delete)
 
     @property
+    @fact
     def bytes(self) -> int:
         """The number of bytes that the deletions free."""
         return sum(finding.bytes for finding in self.delete)

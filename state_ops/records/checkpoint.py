@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from state_ops.days import Days
+from state_ops.facts import Facts, Named
 from state_ops.ids import CheckpointId, Generation
 from state_ops.records.operator_stats import NOTHING, OperatorStats
 from state_ops.records.sink_link import SinkLink
@@ -37,7 +37,7 @@ TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is a
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Facts):
     """A completed checkpoint: one row of `registry/checkpoints`. Immutable.
 
     Attributes:
@@ -60,8 +60,10 @@ class Checkpoint:
         weir_version: The version of Weir that wrote the row; None before that, and in rows of older releases.
     """
 
+    shown_as: ClassVar = "id"
+
     id: CheckpointId
-    parent_id: CheckpointId | None
+    parent_id: Annotated[CheckpointId | None, Named("parent")]
     kind: str
     generation: Generation
     commit_id: str
@@ -76,7 +78,7 @@ class Checkpoint:
     operators: dict[str, OperatorStats]
     sinks: dict[str, SinkLink]
     inputs: dict[str, Any]
-    ms: dict[str, float]
+    ms: Annotated[dict[str, float], Named("durations_ms")]
     totals: dict[str, int]
     files: int
     bytes_total: int
@@ -108,12 +110,6 @@ class Checkpoint:
         """Return the newest checkpoint up to this one that has output for a sink; None if there is none."""
         link = self.sinks.get(sink)
         return link.id if link is not None else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the checkpoint as a JSON-ready dict for people and programs, times in ISO 8601 UTC."""
-        raw = dataclasses.asdict(replace(self, operators={}, sinks={}))
-        raw |= {name: {key: of.to_json() for key, of in getattr(self, name).items()} for name in ("operators", "sinks")}
-        return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in raw.items()}
 
 
 def stats_of(checkpoint: Checkpoint | None, uid: str) -> OperatorStats:

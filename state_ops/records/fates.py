@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from state_ops.facts import Facts, fact
 from state_ops.ids import CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class Fate(Facts):
     """The fate of one checkpoint, with the reasons.
 
     Attributes:
@@ -25,7 +26,7 @@ class Fate:
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectFate:
+class ObjectFate(Facts):
     """The fate of one object.
 
     Attributes:
@@ -37,5 +38,6 @@ class ObjectFate:
     named_by: tuple[CheckpointId, ...]
 
     @property
+    @fact
     def stays(self) -> bool:
         return bool(self.named_by)

@@ -7,13 +7,13 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
+from state_ops.facts import Facts
 from state_ops.ids import CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Facts):
     """One restore.
 
     Attributes:
@@ -45,7 +45,3 @@ class Restored:
     host: str = dataclasses.field(default_factory=socket.gethostname)
     pid: int = dataclasses.field(default_factory=os.getpid)
     restored_at: datetime = dataclasses.field(default_factory=lambda: datetime.now(UTC))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**dataclasses.asdict(self), "restored_at": self.restored_at.isoformat()}

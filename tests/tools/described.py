@@ -10,18 +10,21 @@ from typing import Any
 import jsonschema
 
 from state_ops.value_text import as_json
-from weir.cli.schemas import printed
+from weir.cli.schemas import schema
+
+BY_LINE = ("state scan", "state sql")
+"""Commands that print a document for each row, on a line of its own."""
 
 
 @cache
 def _validator(command: str) -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(printed.schema(command))
+    return jsonschema.Draft202012Validator(schema.of_command(command))
 
 
 def command_of(arguments: Sequence[str]) -> str:
     """The name by which `weir schema` describes what a command line prints."""
     words = " ".join(arguments[: 2 if arguments[0] == "state" else 1])
-    return printed.HISTORY if words == "state get" and "--history" in arguments else words
+    return schema.HISTORY if words == "state get" and "--history" in arguments else words
 
 
 def check(arguments: Sequence[str], out: str) -> None:
@@ -29,7 +32,7 @@ def check(arguments: Sequence[str], out: str) -> None:
     if "--json" not in arguments or not out.strip() or not {"-o", "--output"}.isdisjoint(arguments):
         return
     command = command_of(arguments)
-    for document in out.splitlines() if command in printed.BY_LINE else [out]:
+    for document in out.splitlines() if command in BY_LINE else [out]:
         _validator(command).validate(json.loads(document))
 
 

@@ -1,4 +1,4 @@
-"""The commands for branches: `fork`, `forks`, `diff`, `backfill`, `promote`."""
+"""The commands for branches: `forks`, `diff`, `backfill`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ from rich.markup import escape
 
 from state_ops.errors import ConfigurationError
 from weir.cli.console import (
-    Force,
     Json,
     Name,
-    Yes,
     answer,
-    moment,
     out,
     print_json,
-    print_obstacles,
     print_table,
-    proceeds,
+    prints,
     waiting,
 )
 from weir.cli.shell import completion
 from weir.epoch.model import EpochReport
 from weir.loading import find
 from weir.operations import backfill as backfills
-from weir.operations import branch_diff, promotion
+from weir.operations import branch_diff
 from weir.operations import forks as branches
+from weir.operations.backfill import Backfilled
 from weir.operations.branch_diff import BranchDiff
-from weir.operations.promotion import PromotionPlan
-from weir.ownership.pipeline_storage import open_storage
+from weir.operations.forks import Fork
 from weir.sources.positions import in_words
 
 _DAYS = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]
@@ -40,57 +36,7 @@ _DAYS = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]
 Branch = Annotated[str, typer.Argument(help="The branch's name.", metavar="BRANCH", autocompletion=completion.branches)]
 
 
-def fork(
-    pipeline: Name,
-    name: Annotated[str | None, typer.Option(help="Make a branch of this name.")] = None,
-    origin: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="The checkpoint, by number or a savepoint's name; by default the newest.",
-            autocompletion=completion.moments,
-        ),
-    ] = None,
-    drop: Annotated[
-        str | None,
-        typer.Option(help="Remove the branch of this name with all that it has.", autocompletion=completion.branches),
-    ] = None,
-    reason: Annotated[str, typer.Option(help="A note that `weir forks` shows.")] = "",
-    json: Json = False,
-) -> None:
-    """Make a branch of a pipeline from one of its checkpoints: its state, without copying it, in tables of its own.
-
-    The branch is PIPELINE@NAME in every command: `weir run flights@fix --until-caught-up` lets it read what the pipeline has read, with the
-    code of this checkout. The pipeline goes on, and is not touched before `weir promote`. `weir forks` lists branches.
-    """
-    if (name is None) == (drop is None):
-        raise ConfigurationError(
-            "Say what to do.",
-            next=f"`weir fork {pipeline} --name NAME [--from N]` or `--drop NAME`; `weir forks {pipeline}` lists.",
-        )
-    definition, settings = find(pipeline)
-    with waiting("waiting for the coordinator's next barrier"):
-        if name is not None:
-            at = None if origin is None else moment(origin, open_storage(definition, settings)[1])
-            branch = branches.fork(definition, settings, name, at, reason)
-        else:
-            assert drop is not None
-            branch = branches.drop(definition, settings, drop)
-    named = escape(branch.branch.name)
-    size = branch.head.bytes_total if branch.head is not None else 0
-    answer(
-        json,
-        branch.to_dict(),
-        (
-            f"{escape(pipeline)}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them"
-            f" copied.\nRead since: {escape(in_words(branch.behind.values()))}. Next: weir run {escape(pipeline)}@{named}"
-            " --until-caught-up"
-            if name is not None
-            else f"The branch {named} is gone, and what only it kept of {escape(pipeline)}."
-        ),
-    )
-
-
+@prints(list[Fork])
 def forks(pipeline: Name, json: Json = False) -> None:
     """List the branches of a pipeline, oldest first."""
     definition, settings = find(pipeline)
@@ -99,7 +45,7 @@ def forks(pipeline: Name, json: Json = False) -> None:
     if json or not forked:
         answer(
             json,
-            [fork.to_dict() for fork in forked],
+            forked,
             escape(f"{pipeline} has no branch: weir fork {pipeline} --name NAME"),
         )
         return
@@ -121,6 +67,7 @@ def forks(pipeline: Name, json: Json = False) -> None:
     )
 
 
+@prints(BranchDiff)
 def diff(
     pipeline: Name,
     branch: Branch,
@@ -141,7 +88,7 @@ def diff(
     if report is not None:
         report.write_text(compared.to_markdown() + "\n", "utf-8")
     if json:
-        print_json(compared.to_dict())
+        print_json(compared)
         return
     _show(compared)
     if report is not None:
@@ -193,6 +140,7 @@ def _number(value: int) -> str:
     return f"{value:,}"
 
 
+@prints(Backfilled)
 def backfill(
     pipeline: Name,
     start: Annotated[
@@ -237,7 +185,7 @@ def backfill(
     if report is not None:
         report.write_text(done.difference.to_markdown() + "\n", "utf-8")
     if json:
-        print_json(done.to_dict())
+        print_json(done)
         return
     _show(done.difference)
     if done.note is not None:
@@ -253,63 +201,3 @@ def backfill(
                 f"--drop {done.branch}"
             )
         )
-
-
-def promote(
-    pipeline: Name,
-    branch: Branch,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
-    force: Force = False,
-    reason: Annotated[str, typer.Option(help="A note that `weir checkpoints` shows.")] = "",
-    yes: Yes = False,
-    json: Json = False,
-) -> None:
-    """Make a branch's state and rows the pipeline's, instead of those that it made of the same input since the fork.
-
-    The branch catches up first; then a running coordinator is stopped at its barrier, and not started again: the next run has to have the
-    branch's code. `weir rewind` to the checkpoint before takes it back.
-    """
-    definition, settings = find(pipeline)
-    with waiting("comparing the tables' rows"):
-        plan = promotion.with_rows(backfills.plan(definition, settings, branch), definition, settings)
-    accepted = plan.obstacles if force else ()
-    if not proceeds(
-        lambda: _show_plan(pipeline, plan),
-        {**plan.to_dict(), "checkpoint": None},
-        check=lambda: promotion.check(plan, pipeline, accepted),
-        ask="promote",
-        dry_run=dry_run,
-        yes=yes,
-        json=json,
-    ):
-        return
-    with waiting("catching up, then promoting"):
-        does = backfills.approve if backfills.range_of(branch) is not None else promotion.promote
-        done = does(definition, settings, branch, accepted=accepted, reason=reason)
-    answer(
-        json,
-        {**plan.to_dict(), "checkpoint": done.id},
-        f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. `weir run {escape(pipeline)}` goes on from"
-        f" there; to take it back: weir rewind {escape(pipeline)} --to {plan.head.id}",
-    )
-
-
-def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
-    out.print(
-        escape(
-            f"{pipeline} is at checkpoint {plan.head.id}; {pipeline}@{plan.branch}, forked from {plan.base.id}, is"
-            f" at {plan.tip.id}."
-        )
-    )
-    sources = [
-        ("source", name, f"{arrived} to be read by the branch first" if arrived.waiting else "caught up")
-        for name, arrived in plan.behind.items()
-    ]
-    tables = [("table", table.table, table.in_words) for table in plan.tables]
-    sinks = [
-        ("sink", sink.name, f"rows since the fork go, {sink.brings.comes_in_words}")
-        for sink in plan.elsewhere
-        if sink.brings is not None
-    ]
-    print_table(tuple(map(escape, row)) for row in (*sources, *tables, *sinks))
-    print_obstacles(plan.obstacles)

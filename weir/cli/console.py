@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import Annotated, Any, TextIO, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -20,12 +20,12 @@ from rich.table import Table
 
 from state_ops import logs
 from state_ops.errors import ConfigurationError
+from state_ops.facts import in_json_types
 from state_ops.printable import on_one_line, printable
 from state_ops.value_text import as_json
 from weir.cli.shell import completion
 
-if TYPE_CHECKING:
-    from state_ops.checkpoints.registry import Registry
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 class ErrorStream(logs.Stderr):
@@ -215,17 +215,9 @@ def _lines(doing: Sequence[str], done: threading.Event) -> None:
         pause = _NEXT_LINE_SECONDS
 
 
-def one_of(checkpoint: int | None, savepoint: str | None) -> int | str | None:
-    """Return what `AtCheckpoint` or `AtSavepoint` names; None: the newest checkpoint. Raises ConfigurationError for
-    both."""
-    if checkpoint is not None and savepoint is not None:
-        raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
-    return checkpoint if savepoint is None else savepoint
-
-
 def proceeds(
     show: Callable[[], None],
-    facts: dict[str, Any],
+    facts: Any,
     *,
     dry_run: bool,
     json: bool,
@@ -304,33 +296,23 @@ def confirm(what: str, *, yes: bool, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def moment(text: str, registry: Registry) -> int | str:
-    """Parse a checkpoint as people name it: by its number, or by the name of a savepoint.
-
-    Raises:
-        ConfigurationError: The text is the number of one checkpoint and the name of a savepoint of another one, which
-            earlier releases allowed.
-    """
-    from state_ops.records.pins import SAVEPOINT  # with pyarrow, which `weir --help` does without
-
-    if not text.isdecimal():
-        return text
-    pin = registry.pinned(SAVEPOINT, text)
-    if pin is not None:
-        raise ConfigurationError(
-            f"{text} is the number of a checkpoint and the name of a savepoint, which is checkpoint"
-            f" {pin.checkpoint_id}.",
-            next=(
-                "Use --savepoint where there is such an option, or drop the savepoint and take it again under another"
-                " name."
-            ),
-        )
-    return int(text)
-
-
 def print_json(value: Any) -> None:
     with handing_out():
-        sys.stdout.write(as_json(value, indent=2) + "\n")
+        sys.stdout.write(as_json(in_json_types(value), indent=2) + "\n")
+
+
+def prints(*kinds: Any) -> Callable[[C], C]:
+    """Say of which type the result is that a command prints with `--json`: `weir schema` describes it.
+
+    Args:
+        *kinds: One of these. A text is "module:Class" of a module that the command itself imports only when it runs.
+    """
+
+    def marked(command: C) -> C:
+        command.prints = kinds  # type: ignore[attr-defined]
+        return command
+
+    return marked
 
 
 def short(path: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -14,10 +15,11 @@ from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
+from state_ops.facts import FLAT, Facts
 from state_ops.fsck.findings import Finding, Report, Severity
 from state_ops.fsck.objects import ExpectedFile
 from state_ops.fsck.repair import RepairPlan, plan_repair
-from weir.cli.console import Json, Name, Yes, answer, out, proceeds, waiting
+from weir.cli.console import Json, Name, Yes, answer, out, prints, proceeds, waiting
 from weir.definition import Pipeline
 from weir.loading import find
 from weir.ownership.ownership import claimed
@@ -30,6 +32,21 @@ _SHOWN = 20
 _COLOURS = {Severity.DAMAGE: "bold red", Severity.LEFTOVER: "yellow", Severity.FOREIGN: "cyan"}
 
 
+@dataclass(frozen=True, slots=True)
+class Checked(Facts):
+    """What fsck has found and done.
+
+    Attributes:
+        plan: The repairs; None: nobody has asked for them.
+        repaired: The repairs were made, and what was found is what is left.
+    """
+
+    report: Annotated[Report, FLAT]
+    plan: RepairPlan | None
+    repaired: bool
+
+
+@prints(Checked)
 def fsck(
     pipeline: Name,
     quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only; read no contents.")] = False,
@@ -52,10 +69,9 @@ def fsck(
         report = checks.examine_and_note(definition, settings, quick=quick, reading=partial(_saying, say))
     plan = plan_repair(report) if repair else None
     planned = plan if plan is not None and not plan.empty else None
-    plan_facts = _plan_facts(plan) if plan is not None else None
     if proceeds(
         lambda: _show(report, plan),
-        {**report.to_dict(), "plan": plan_facts, "repaired": False},
+        Checked(report, plan, repaired=False),
         ask="repair",
         dry_run=planned is None or (json and not yes),
         yes=yes,
@@ -63,8 +79,7 @@ def fsck(
     ):
         assert planned is not None
         report = _carry_out(definition, settings, report, planned)
-        facts = {**report.to_dict(), "plan": plan_facts, "repaired": True}
-        answer(json, facts, f"\nRepaired. {_summary(report)}")
+        answer(json, Checked(report, plan, repaired=True), f"\nRepaired. {_summary(report)}")
     elif planned is not None:
         raise ConfigurationError("Nothing was repaired.", next="Read the plan, then give --yes beside --json.")
     if report.damage:
@@ -178,13 +193,3 @@ def _show_part(title: str, findings: Iterable[Finding]) -> None:
         out.print(f"  {title}: {escape(finding.path or '')}{checkpoint}")
     if len(listed) > _SHOWN:
         out.print(f"  {title}: ... and {len(listed) - _SHOWN:,} more; --json has all")
-
-
-def _plan_facts(plan: RepairPlan) -> dict[str, Any]:
-    return {
-        "refused": plan.refused,
-        "publish": [finding.to_dict() for finding in plan.publish],
-        "drop": [finding.to_dict() for finding in plan.drop],
-        "delete": [finding.to_dict() for finding in plan.delete],
-        "bytes": plan.bytes,
-    }

@@ -9,6 +9,7 @@ import importlib.abc
 import importlib.util
 import logging
 import os
+import pkgutil
 import re
 import sys
 import traceback
@@ -34,25 +35,32 @@ from state_ops.storage import disks
 from weir.cli.console import err
 from weir.cli.shell.completion import whole_words
 
+_OPERATIONS = Path(__file__).parents[1] / "operations" / "declared"  # of which commands are made
+_DECLARED = "declared"
 _MODULES = {
-    **dict.fromkeys(("run", "stop", "resume"), "running"),
+    "run": "running",
+    **dict.fromkeys(("stop", "resume"), _DECLARED),
     **dict.fromkeys(("status", "checkpoints"), "status"),
-    **dict.fromkeys(("savepoint", "savepoints"), "savepoints"),
-    **dict.fromkeys(("restore", "rewind", "seek"), "restore"),
-    **dict.fromkeys(("fork", "forks", "diff", "promote", "backfill"), "branches"),
+    "savepoint": _DECLARED,
+    "savepoints": "status",
+    **dict.fromkeys(("restore", "rewind", "seek"), _DECLARED),
+    "fork": _DECLARED,
+    **dict.fromkeys(("forks", "diff"), "branches"),
+    "promote": _DECLARED,
+    "backfill": "branches",
     **dict.fromkeys(("drill", "plan", "report"), "verify"),
     "debug": "debugging.debug",
     "explain": "debugging.explain",
     "ci": "pull_requests.ci",
-    **dict.fromkeys(("prune", "cancel"), "savepoints"),
+    **dict.fromkeys(("prune", "cancel"), _DECLARED),
     "fsck": "fsck",
     "top": "watching.top",
     "metrics": "metrics",
     "state": "state",
     "schema": "schemas.schema",
     "new": "new",
+    **dict.fromkeys((module.name for module in pkgutil.iter_modules([str(_OPERATIONS)])), _DECLARED),
 }  # by command, in the order of the help
-
 
 _GROUPS = {"state", "new"}  # that have commands of their own
 
@@ -65,15 +73,47 @@ def _command(name: str) -> Any:
     """Import a command's module, and return the command or the group of commands."""
     if name in _READING:  # NumPy's threads for linear algebra, of which nothing is asked here, spin when they begin
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if name not in _MODULES and name not in _others():
+        raise KeyError(name)
     with _uncollected():
-        module = importlib.import_module(f"weir.cli.{_MODULES[name]}")
+        if _MODULES.get(name, _DECLARED) == _DECLARED:
+            from weir.cli.operations import command_of
+            from weir.operations import declared
+
+            command = _alone(command_of(declared.declared(name)))
+        else:
+            module = importlib.import_module(f"weir.cli.{_MODULES[name]}")
+            command = typer.main.get_command(module.app) if name in _GROUPS else _alone(getattr(module, name))
     if name in _READING:
         _without_pandas()
-    if name in _GROUPS:
-        return typer.main.get_command(module.app)
-    alone = typer.Typer(add_completion=False)
-    alone.command()(getattr(module, name))
-    return typer.main.get_command(alone)
+    return command
+
+
+def _alone(function: Callable[..., None]) -> Any:
+    app = typer.Typer(add_completion=False)
+    app.command()(function)
+    return typer.main.get_command(app)
+
+
+def _others() -> dict[str, Any]:
+    """Return the operations of other packages, by command. `weir.operations` is not imported for Weir's own commands."""
+    from weir.operations import declared
+
+    return declared.others()
+
+
+def _names() -> list[str]:
+    """Return the names of all commands, those of other packages last."""
+    return [*_MODULES, *_others()]
+
+
+def commands() -> dict[str, Any]:
+    """Return all commands by name, those of groups too."""
+    by_name: dict[str, Any] = {}
+    for name in _names():
+        command = _command(name)
+        by_name |= {f"{name} {part}": of for part, of in getattr(command, "commands", {}).items()} or {name: command}
+    return by_name
 
 
 @contextmanager
@@ -121,17 +161,24 @@ class _Commands(Mapping[str, Any]):
         return _command(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+        return iter(_names())
 
     def __len__(self) -> int:
-        return len(_MODULES)
+        return len(_names())
 
 
 def _summary(name: str) -> str | None:
     """Return a command's help as its module's text has it, without importing that."""
-    spec = importlib.util.find_spec(f"weir.cli.{_MODULES[name]}")
-    assert spec is not None and spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text("utf-8")).body:
+    if name not in _MODULES:
+        from weir.operations import declared
+
+        return declared.declared(name).about
+    file = _OPERATIONS / f"{name}.py"
+    if _MODULES[name] != _DECLARED:
+        spec = importlib.util.find_spec(f"weir.cli.{_MODULES[name]}")
+        assert spec is not None and spec.origin is not None
+        file = Path(spec.origin)
+    for node in ast.parse(file.read_text("utf-8")).body:
         match node:
             case ast.FunctionDef(name=function) if function == name:
                 return ast.get_docstring(node)
@@ -142,7 +189,7 @@ def _summary(name: str) -> str | None:
 
 def _listed() -> dict[str, Any]:
     """Return the commands, with their help alone."""
-    return {name: TyperCommand(name, help=_summary(name)) for name in _MODULES}
+    return {name: TyperCommand(name, help=_summary(name)) for name in _names()}
 
 
 class _Group(TyperGroup):

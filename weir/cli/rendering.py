@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from datetime import datetime
+from typing import Any, TypedDict
 
 import pyarrow as pa
 from rich.markup import escape
 
 from state_ops.arrow import frames
 from state_ops.counts import counted
+from state_ops.facts import Row
 from state_ops.printable import on_one_line
 from state_ops.value_text import _inner, text_of
 from weir.cli.console import err, out, print_table
@@ -55,7 +57,31 @@ def short(value: Any, width: int = _WIDTH) -> str:
     return escape(text if len(text) <= width else text[: width - 3] + "...")
 
 
-def history_facts(change: StateChange) -> dict[str, Any]:
+class HistoryChange(TypedDict):
+    """One change of a key's state.
+
+    Attributes:
+        checkpoint: The first retained one that has it so.
+        changed_in: The first and the last epoch that may have changed it; null: it may be of any epoch before.
+        epochs_carried: Epochs whose rows waited for the stage before.
+        value: The rows of the key; none: it has no state any more.
+    """
+
+    checkpoint: int
+    parent: int | None
+    completed_at: datetime
+    trigger: str
+    reason: str
+    run_id: str | None
+    changed_in: tuple[int | None, int]
+    epochs_carried: list[int]
+    slice: dict[str, Any]
+    offsets: dict[str, Any]
+    delta_versions: dict[str, int]
+    value: list[Row]
+
+
+def history_facts(change: StateChange) -> HistoryChange:
     """Return a change of a key, JSON-ready."""
     row = change.checkpoint
     return {
@@ -65,7 +91,7 @@ def history_facts(change: StateChange) -> dict[str, Any]:
         "trigger": row.trigger,
         "reason": row.reason,
         "run_id": row.run_id,
-        "changed_in": [change.since, row.id],
+        "changed_in": (change.since, row.id),
         "epochs_carried": list(change.carried),
         "slice": row.slice,
         "offsets": row.offsets,
@@ -118,18 +144,6 @@ def _read(change: StateChange) -> str:
             parts.append(f"{name}: {counted(part['rows'], 'row')} of {files[0]}{more}")
     carried = [f"rows that waited since {', '.join(map(str, change.carried))}"] if change.carried else []
     return "; ".join(carried + parts) or "nothing"
-
-
-def summary(difference: StateDifference) -> dict[str, Any]:
-    """Return how many rows differ, and how the schemas differ, JSON-ready."""
-    return {
-        "from": difference.first,
-        "to": difference.second,
-        **difference.counts,
-        "fields_only_in_from": list(difference.gone),
-        "fields_only_in_to": list(difference.new),
-        "fields_of_other_type": {name: list(both) for name, both in difference.retyped.items()},
-    }
 
 
 def show_difference(difference: StateDifference, sample: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The commands that run a pipeline: `run`, `stop`, `resume`."""
+"""The command `weir run`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ import typer
 from rich.markup import escape
 
 from state_ops import logs
-from state_ops.coordination import lease, requests, suspension
-from state_ops.coordination.requests import Request
-from state_ops.coordination.suspension import Suspension
+from state_ops.coordination import lease
 from state_ops.counts import counted
 from state_ops.errors import WeirError, first_line
 from state_ops.logs import Logger
 from state_ops.records.triggers import Trigger
-from weir.cli.console import Name, err, no_directory, out, short, waiting
+from weir.cli.console import Name, err, no_directory, out, short
 from weir.connectors.delta.table_commit import table_path
 from weir.definition import Pipeline
 from weir.loading import find
 from weir.ownership import backlog
 from weir.ownership.ownership import Ownership
 from weir.ownership.pipeline_storage import open_storage, readers
-from weir.ownership.savepoints import check_free
-from weir.run import maintenance, progress
+from weir.run import progress
 from weir.run import run as runtime
 from weir.run.run import RunOptions
-from weir.run.stopping import end
 from weir.settings.configuration import Settings
 from weir.sources.positions import in_words
 
@@ -59,68 +55,10 @@ def run(
         max_seconds=max_seconds,
         start_from=start_from,
     )
-    _follow(definition, settings, options)
+    follow(definition, settings, options)
 
 
-def stop(
-    pipeline: Name,
-    drain: Annotated[
-        bool,
-        typer.Option(
-            "--drain",
-            help="First apply all rows that have arrived and close every window. Later rows for these windows are late.",
-        ),
-    ] = False,
-    savepoint: Annotated[
-        str | None, typer.Option(help="At the end, make the newest checkpoint a savepoint of this name.")
-    ] = None,
-) -> None:
-    """Ask the running coordinator to end at its next barrier, and wait for it.
-
-    Sensors begin nothing until a person does (`weir run`, `weir resume`, Materialize), also where no coordinator ran.
-    """
-    definition, settings = find(pipeline)
-    storage, _ = open_storage(definition, settings)
-    reason = "weir stop --drain" if drain else "weir stop"
-    if savepoint is not None:
-        check_free(definition, settings, savepoint)
-    request = Request(requests.STOP, reason=reason, drain=drain, savepoint=savepoint or "")
-    if end(definition, settings, request, waiting=waiting):
-        out.print(f"{escape(pipeline)} {'drained' if drain else 'stopped'} and ended at a barrier.")
-        _say_suspended(pipeline)
-        return
-    if drain:
-        out.print(
-            f"No coordinator of {escape(pipeline)} is running: this command works off what has arrived and drains."
-        )
-        _follow(definition, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
-        suspension.write(storage, Suspension("drained", reason))
-    else:
-        out.print(f"No coordinator of {escape(pipeline)} is running.")
-    if savepoint is not None:
-        pin = maintenance.savepoint(definition, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
-        out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
-    _say_suspended(pipeline)
-
-
-def _say_suspended(pipeline: str) -> None:
-    """Say who begins again, because a sensor that starts no run looks as if it were broken."""
-    out.print(
-        f"Sensors begin nothing until `weir resume {escape(pipeline)}`, `weir run {escape(pipeline)}` or Materialize."
-    )
-
-
-def resume(pipeline: Name) -> None:
-    """Let sensors start runs again after `weir stop` or a cancelled run; `weir run` and Materialize do so too."""
-    definition, settings = find(pipeline)
-    storage, _ = open_storage(definition, settings)
-    out.print(
-        f"{escape(pipeline)}"
-        f" {'goes on as soon as files wait.' if suspension.clear(storage) else 'was not stopped by a person.'}"
-    )
-
-
-def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None:
+def follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None:
     """Run the pipeline, and print a line when the run begins, one for each epoch, and a summary at the end."""
     epochs = rows = 0
     late, pace = Counter[str](), progress.Pace()

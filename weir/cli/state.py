@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from state_ops.arrow import frames
 from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, InputError, first_line
+from state_ops.facts import FLAT, Facts, Row, fact
 from state_ops.storage.storage import Storage
 from weir.cli.console import (
     AtCheckpoint,
@@ -30,20 +32,20 @@ from weir.cli.console import (
     err,
     handing_out,
     is_for_programs,
-    moment,
-    one_of,
     out,
     print_json,
     print_table,
+    prints,
     proceeds,
     waiting,
 )
-from weir.cli.rendering import history_facts, show, show_difference, show_history, summary
+from weir.cli.rendering import history_facts, show, show_difference, show_history
 from weir.cli.shell import completion
 from weir.inspection import state_reader
-from weir.inspection.comparison.states import compared
+from weir.inspection.comparison.states import StateDifference, compared
 from weir.inspection.export import STDOUT, Format, check_output, limited, to_delta, write
 from weir.inspection.sql import answered
+from weir.inspection.state_reader import moment, one_of
 from weir.loading import find
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
@@ -72,7 +74,54 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what is there alre
 _SHOWN_ROWS, _SAMPLE = 50, 10
 
 
+@dataclass(frozen=True, slots=True)
+class Count(Facts):
+    """The entries of a stage's state.
+
+    Attributes:
+        subtasks: How many each subtask has.
+    """
+
+    checkpoint: int
+    stage: str
+    subtasks: dict[int, int]
+
+    @property
+    @fact
+    def total(self) -> int:
+        """The entries of all subtasks."""
+        return sum(self.subtasks.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanges(Facts):
+    """The difference of a stage's state in two checkpoints.
+
+    Attributes:
+        sample: Some of the rows that differ.
+    """
+
+    difference: Annotated[StateDifference, FLAT]
+    sample: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported(Facts):
+    """A stage's state in a Delta table.
+
+    Attributes:
+        table: Its address.
+        version: Of the table.
+    """
+
+    table: str
+    version: int
+    stage: str
+    checkpoint: int
+
+
 @app.command("get")
+@prints(list[Row] | Row | None)
 def state_get(
     pipeline: Name,
     stage: Stage,
@@ -113,6 +162,7 @@ def _nothing(stage: str, key: list[str]) -> None:
 
 
 @app.command("scan")
+@prints(Row)
 def state_scan(
     pipeline: Name,
     stage: Stage,
@@ -134,6 +184,7 @@ def state_scan(
 
 
 @app.command("count")
+@prints(Count)
 def state_count(
     pipeline: Name, stage: Stage, checkpoint: AtCheckpoint = None, savepoint: AtSavepoint = None, json: Json = False
 ) -> None:
@@ -143,13 +194,14 @@ def state_count(
         counted_at, counts = state_reader.count(definition, settings, stage, one_of(checkpoint, savepoint))
     total = sum(counts.values())
     if json:
-        print_json({"checkpoint": counted_at, "stage": stage, "total": total, "subtasks": counts})
+        print_json(Count(counted_at, stage, counts))
         return
     titles = ("subtask", "entries")
     print_table(((str(of), f"{number:,}") for of, number in (*counts.items(), ("all", total))), titles, right=titles)
 
 
 @app.command("sql")
+@prints(Row)
 def state_sql(
     pipeline: Name,
     query: Annotated[str, typer.Argument(help="One SELECT, in DuckDB's SQL.", metavar="QUERY")],
@@ -175,6 +227,7 @@ def state_sql(
 
 
 @app.command("diff")
+@prints(StateChanges)
 def state_diff(
     pipeline: Name,
     stage: Stage,
@@ -204,7 +257,7 @@ def state_diff(
             with difference.rows(_SAMPLE if limit is None else limit) as (_, tables):
                 sample = [row for table in tables for row in frames.python_rows(table)]
             if json:
-                print_json(summary(difference) | {"sample": sample})
+                print_json(StateChanges(difference, sample))
             else:
                 show_difference(difference, sample)
             return
@@ -213,6 +266,7 @@ def state_diff(
 
 
 @app.command("export")
+@prints(Exported)
 def state_export(
     pipeline: Name,
     stage: Stage,
@@ -231,7 +285,7 @@ def state_export(
         uri, version = to_delta(view, settings, to, force)
     answer(
         json,
-        {"table": uri, "version": version, "stage": stage, "checkpoint": view.checkpoint},
+        Exported(uri, version, stage, view.checkpoint),
         f"{escape(stage)} at checkpoint {view.checkpoint} is version {version} of {escape(uri)}.",
     )
 
@@ -289,6 +343,7 @@ def _piped() -> Iterator[None]:
 
 
 @app.command("import")
+@prints("weir.operations.state_import:Edit")
 def state_import(
     pipeline: Name,
     stage: Stage,
@@ -324,7 +379,7 @@ def state_import(
     how = f"{are} all of the state" if replaces else f"{are} merged into the state"
     answer(
         json,
-        done.to_dict(),
+        done,
         (
             f"{rows} {agrees(number, 'fits', 'fit')} the state of {escape(stage)}. Nothing was changed."
             if done.checkpoint is None
@@ -337,6 +392,7 @@ def state_import(
 
 
 @app.command("delete")
+@prints("weir.operations.state_delete:Deletion")
 def state_delete(
     pipeline: Name,
     stage: Stage,
@@ -359,7 +415,7 @@ def state_delete(
         planned = deleting.plan(definition, settings, stage, key)
     if not proceeds(
         lambda: _show_deletion(planned),
-        planned.to_dict(),
+        planned,
         dry_run=dry_run,
         json=json,
         ask=f"forget this key of {stage}",
@@ -371,7 +427,7 @@ def state_delete(
     rewritten = sum(1 for holding in done.holdings if holding.stays is None)
     answer(
         json,
-        done.to_dict(),
+        done,
         f"The key is forgotten in {escape(stage)}: {counted(rewritten, 'checkpoint')} rewritten, checkpoint"
         f" {done.checkpoint} is without it. {done.bytes_written:,} bytes were written. `weir run {pipeline}` goes on"
         " from there.",

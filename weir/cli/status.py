@@ -1,26 +1,30 @@
-"""The commands that look at a pipeline: `status`, `checkpoints`. They are asked often, so they import little."""
+"""The commands that look at a pipeline: `status`, `checkpoints`, `savepoints`. They are asked often, so they import little."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from rich.markup import escape
 
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import gate_hold, lease, publishing_refused, restore_progress, suspension
 from state_ops.coordination.gate_hold import GateHold
+from state_ops.coordination.lease import Lease
 from state_ops.coordination.publishing_refused import RefusedPublication
 from state_ops.coordination.restore_progress import Restoring
+from state_ops.coordination.suspension import Suspension
 from state_ops.counts import counted
+from state_ops.facts import FLAT, Facts
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros, to_the_second
 from state_ops.records.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, rows_lost
+from state_ops.records.pins import SAVEPOINT, Pin
 from state_ops.records.publications import before_first, unpublished
 from state_ops.storage.storage import Storage
-from weir.cli.console import Json, Name, answer, no_directory, out, print_json, print_table, short, waiting
+from weir.cli.console import Json, Name, answer, no_directory, out, print_json, print_table, prints, short, waiting
 from weir.connectors.delta.table_commit import table_path
 from weir.definition import Pipeline
 from weir.loading import find
@@ -33,6 +37,147 @@ from weir.timings import bottleneck
 _FILES_SHOWN = 10
 
 
+class CoordinatorFacts(TypedDict):
+    """The run that coordinates a pipeline, or the last one that did.
+
+    Attributes:
+        alive: Whether it runs; null: that cannot be told from this host.
+        outcome: How the last run ended: drained, stopped or cancelled.
+        died: Whether the last run ended without a word, as a killed process does.
+        generation: Of the newest owner; it alone may commit.
+    """
+
+    alive: bool | None
+    host: str | None
+    pid: int | None
+    run_id: str | None
+    outcome: str | None
+    died: bool
+    generation: int
+
+
+def coordinator_facts(holder: Lease | None, alive: bool | None, generation: int) -> CoordinatorFacts:
+    """Return who coordinates a pipeline, for programs."""
+    return {
+        "alive": alive,
+        "host": holder.host if holder else None,
+        "pid": holder.pid if holder else None,
+        "run_id": holder.run_id if holder else None,
+        "outcome": holder.outcome if holder else None,
+        "died": holder is not None and alive is False and not holder.stopped,
+        "generation": generation,
+    }
+
+
+class LastCheckpoint(TypedDict):
+    """The newest checkpoint.
+
+    Attributes:
+        bottleneck: What took most of the time between triggering and commit.
+        totals: Counters since the pipeline's first epoch.
+    """
+
+    id: int
+    completed_at: str
+    age_seconds: float
+    trigger: str
+    reason: str
+    generation: int
+    bottleneck: str | None
+    bytes_total: int
+    bytes_new: int
+    totals: dict[str, Any]
+
+
+class Unpublished(TypedDict):
+    """Rows that are committed and not in a sink, as far as the registry knows.
+
+    Attributes:
+        checkpoints: Of these rows, oldest first.
+        why: Why the last try to publish them failed; null: nobody knows.
+        since: When it failed.
+    """
+
+    checkpoints: list[int]
+    why: str | None
+    since: str | None
+
+
+class Published(TypedDict):
+    """The rows that a sink has.
+
+    Attributes:
+        last_published: The newest checkpoint whose rows are in it.
+    """
+
+    last_published: int | None
+    unpublished: Unpublished | None
+
+
+class TableFacts(Published):
+    """A table."""
+
+    name: str
+    path: str
+
+
+class SinkFacts(Published):
+    """A sink that is no table."""
+
+    name: str
+    kind: str
+
+
+class Status(TypedDict):
+    """A pipeline as it is now.
+
+    Attributes:
+        halted: That a person has ended the pipeline.
+        restoring: Fetches of state that are going on.
+        held: What holds the pipeline: a gate, or an input that cannot be read.
+        lag: By source, how much waits: null where that cannot be told.
+        units: By source, what is counted there where it is not files.
+        missing: By source, a directory that does not exist.
+        unapplied: By stage, rows of the newest checkpoint that it has still to apply.
+    """
+
+    pipeline: str
+    storage: str
+    coordinator: CoordinatorFacts
+    halted: Suspension | None
+    last_checkpoint: LastCheckpoint | None
+    rows_lost: int
+    rows_quarantined: int
+    restoring: list[dict[str, Any]]
+    held: dict[str, Any] | None
+    lag: dict[str, int]
+    units: dict[str, str]
+    unreachable: dict[str, str]
+    missing: dict[str, str]
+    delivered_again: dict[str, list[str]]
+    set_aside: dict[str, Any]
+    sources: dict[str, str]
+    unapplied: dict[str, int]
+    watermarks: dict[str, str]
+    tables: list[TableFacts]
+    sinks: list[SinkFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Facts):
+    """A completed checkpoint that is retained.
+
+    Attributes:
+        bottleneck: What took most of the time between triggering and commit.
+        named: Its savepoints and branches.
+    """
+
+    checkpoint: Annotated[Checkpoint, FLAT]
+    bottleneck: str | None
+    named: list[str]
+
+
+@prints(Status)
 def status(pipeline: Name, json: Json = False) -> None:
     """Show whether a coordinator lives, the last checkpoint, what waits, and where the tables are."""
     definition, settings = find(pipeline)
@@ -55,7 +200,7 @@ def status(pipeline: Name, json: Json = False) -> None:
 _ALIVE = {True: "running", False: "not running", None: "unknown (on another host or in another container)"}
 
 
-def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(pipeline: str, facts: Status) -> Iterator[tuple[str, str]]:
     """Return the facts of `status_of` as lines for people: the subject of each line, and its text."""
     head, holder, suspended = facts["last_checkpoint"], facts["coordinator"], facts["halted"]
     if facts["held"] is not None:
@@ -66,7 +211,7 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         whose = f"process {holder['pid']} on {holder['host']}, generation {holder['generation']}"
         yield "died", f"the last run ended without a word ({whose}): weir run {pipeline} goes on where it was"
     if suspended is not None:
-        how = f"{suspended['how']} by a person at {to_the_second(suspended['when'])} ({suspended['why']})"
+        how = f"{suspended.how} by a person at {to_the_second(suspended.when)} ({suspended.why})"
         yield "halted", f"{how}: weir resume {pipeline}"
     if head is None:
         yield "checkpoint", f"none yet: weir run {pipeline}"
@@ -90,7 +235,7 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "restoring", f"{whose} {restoring['host']}: {progress} at {to_the_second(restoring['at'])}"
     for name, number in facts["lag"].items():
         place = short(facts["sources"][name])
-        missing, problem = name in facts["missing"], facts.get("unreachable", {}).get(name)
+        missing, problem = name in facts["missing"], facts["unreachable"].get(name)
         unit = facts["units"].get(name, "file")
         seen = no_directory(place) if missing else f"{counted(number, unit)} in {place}"
         yield "waiting", f"not known in {place}: {problem}" if problem else seen
@@ -101,9 +246,9 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, aside in facts["set_aside"].items():
         last = f"the last: {aside['last']['name']}: {aside['last']['reason']}"
         yield "set aside", f"{counted(aside['files'], 'file')} of {name}, {last}"
-    for uid, rows in facts["unapplied"].items():
-        if rows:  # with 0 rows only barriers are left to pass on
-            yield "unapplied", f"{counted(rows, 'row')} in front of {uid}"
+    for uid, number in facts["unapplied"].items():
+        if number:  # with 0 rows only barriers are left to pass on
+            yield "unapplied", f"{counted(number, 'row')} in front of {uid}"
     for uid, moment in facts["watermarks"].items():
         yield "watermark", f"{uid}: {moment}"
     for sink in (*facts["tables"], *facts["sinks"]):
@@ -135,11 +280,12 @@ def _held(note: dict[str, Any]) -> str:
     return f"{GateHold.from_dict(note).subject}, since {to_the_second(note['when'])}: see below"
 
 
-def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
+def status_of(pipeline: Pipeline, settings: Settings) -> Status:
     """Return what `weir status` says, JSON-ready. It only reads, and starts no JVM."""
     storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
     sources = readers(pipeline, settings)
+    tables, sinks = _sinks(pipeline, storage, registry, head)
     holds, suspended = hold_causes.standing(storage, head, sources), suspension.read(storage)
     arrived = backlog.arrivals(pipeline, settings, head)
     waiting = {name: arrivals.waiting for name, arrivals in arrived.items()}
@@ -147,16 +293,8 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     return {
         "pipeline": pipeline.title,
         "storage": storage.uri,
-        "coordinator": {
-            "alive": lease.alive(holder),
-            "host": holder.host if holder else None,
-            "pid": holder.pid if holder else None,
-            "run_id": holder.run_id if holder else None,
-            "outcome": holder.outcome if holder else None,
-            "died": holder is not None and lease.alive(holder) is False and not holder.stopped,
-            "generation": registry.generation(),
-        },
-        "halted": None if suspended is None else dataclasses.asdict(suspended),
+        "coordinator": coordinator_facts(holder, lease.alive(holder), registry.generation()),
+        "halted": suspended,
         "last_checkpoint": None if head is None else _brief(head),
         "rows_lost": _rows_lost(head, lease.alive(holder)),
         "rows_quarantined": head.totals.get(ROWS_QUARANTINED, 0) if head is not None else 0,
@@ -179,17 +317,20 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "watermarks": {
             uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()
         },
-        **_sinks(pipeline, storage, registry, head),
+        "tables": tables,
+        "sinks": sinks,
     }
 
 
-def _sinks(pipeline: Pipeline, storage: Storage, registry: Registry, head: Checkpoint | None) -> dict[str, Any]:
+def _sinks(
+    pipeline: Pipeline, storage: Storage, registry: Registry, head: Checkpoint | None
+) -> tuple[list[TableFacts], list[SinkFacts]]:
     """Return the tables and the other sinks, with what each has and what it lacks."""
     publications = registry.publications()  # before the checkpoints, which come first
     lacking = unpublished(registry.checkpoints(), publications)
     refused = publishing_refused.read(storage) if lacking else {}
-    return {
-        "tables": [
+    return (
+        [
             {
                 "name": sink.name,
                 "path": storage.full(table_path(sink.name)),
@@ -198,12 +339,12 @@ def _sinks(pipeline: Pipeline, storage: Storage, registry: Registry, head: Check
             for sink in pipeline.sinks_shown(head.sinks if head else ())
             if pipeline.capabilities(sink).has_versions
         ],
-        "sinks": [
+        [
             {"name": sink.name, "kind": sink.kind, **_published(registry, head, sink.name, lacking, refused)}
             for sink in pipeline.sinks
             if not pipeline.capabilities(sink).has_versions
         ],
-    }
+    )
 
 
 def _published(
@@ -212,7 +353,7 @@ def _published(
     sink: str,
     lacking: Mapping[str, tuple[CheckpointId, ...]],
     refused: Mapping[str, RefusedPublication],
-) -> dict[str, Any]:
+) -> Published:
     """Return what a sink has, and what is committed and not yet published in it."""
     ids = lacking.get(sink)
     if not ids:
@@ -249,7 +390,7 @@ def _restoring(storage: Storage, head: Checkpoint | None) -> list[Restoring]:
     return sorted(fetches, key=lambda fetch: (fetch.stage or "", fetch.subtask or 0))
 
 
-def _brief(head: Checkpoint) -> dict[str, Any]:
+def _brief(head: Checkpoint) -> LastCheckpoint:
     return {
         "id": head.id,
         "completed_at": head.completed_at.isoformat(),
@@ -264,6 +405,7 @@ def _brief(head: Checkpoint) -> dict[str, Any]:
     }
 
 
+@prints(list[Listed])
 def checkpoints(pipeline: Name, json: Json = False) -> None:
     """List the completed checkpoints that are retained, oldest first."""
     definition, settings = find(pipeline)
@@ -272,7 +414,7 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
         completed, pins = registry.checkpoints(), registry.pins()
     names = {row.commit_id: [pin.name for pin in pins if pin.commit_id == row.commit_id] for row in completed}
     if json or not completed:
-        facts = [{**_view(row), "bottleneck": bottleneck(row.ms), "named": names[row.commit_id]} for row in completed]
+        facts = [Listed(row, bottleneck(row.ms), names[row.commit_id]) for row in completed]
         answer(json, facts, f"{pipeline} has no checkpoint yet: weir run {pipeline}")
         return
     numbers = ("id", "parent", "rows", "files new/total", "state bytes new/total", "ms", "gen")
@@ -300,7 +442,20 @@ def _cells(checkpoint: Checkpoint, names: list[str]) -> tuple[str, ...]:
     )
 
 
-def _view(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint's row under the names that people use."""
-    raw = checkpoint.to_dict()
-    return {"id": raw.pop("id"), "parent": raw.pop("parent_id"), "durations_ms": raw.pop("ms"), **raw}
+@prints(list[Pin])
+def savepoints(pipeline: Name, json: Json = False) -> None:
+    """List the savepoints of a pipeline, oldest first."""
+    definition, settings = find(pipeline)
+    _, registry = open_storage(definition, settings)
+    pins = [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
+    if json or not pins:
+        none = escape(f"{pipeline} has no savepoint: weir savepoint {pipeline} --name NAME")
+        answer(json, pins, none)
+        return
+    print_table(
+        (
+            (escape(pin.name), str(pin.checkpoint_id), f"{pin.created_at:%Y-%m-%d %H:%M:%S}", escape(pin.reason))
+            for pin in pins
+        ),
+        ("name", "checkpoint", "taken", "reason"),
+    )

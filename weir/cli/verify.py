@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,14 +18,15 @@ from weir.cli.console import (
     Json,
     Name,
     answer,
-    one_of,
     out,
     print_json,
     print_table,
+    prints,
     waiting,
 )
 from weir.definition import Verdict
 from weir.gates import data_docs
+from weir.inspection.state_reader import one_of
 from weir.loading import find
 from weir.operations import drill as drills
 from weir.operations.drill import Drilled
@@ -33,6 +35,7 @@ from weir.operations.plan import plan as planned
 from weir.settings.configuration import load
 
 
+@prints(Drilled)
 def drill(pipeline: Name, json: Json = False) -> None:
     """Restore the newest checkpoint on scratch, play its epoch again and compare the state: does the pipeline come back, and how fast?
 
@@ -41,16 +44,15 @@ def drill(pipeline: Name, json: Json = False) -> None:
     definition, settings = find(pipeline)
     with waiting("restoring on scratch, and replaying an epoch"):
         done = drills.drill(definition, settings)
-    missed = done.missed(settings)
     if json:
-        print_json({**done.to_dict(), "missed": missed})
+        print_json(done)
     else:
-        _show_drill(done, missed)
-    if done.problems or missed:
+        _show_drill(done)
+    if done.problems or done.missed:
         raise typer.Exit(1)
 
 
-def _show_drill(done: Drilled, missed: list[str]) -> None:
+def _show_drill(done: Drilled) -> None:
     restored = done.restored
     if restored is not None:
         out.print(
@@ -66,7 +68,7 @@ def _show_drill(done: Drilled, missed: list[str]) -> None:
         out.print(f"[yellow]not replayed[/]  {escape(done.not_replayed)}")
     for problem in done.problems:
         out.print(f"[bold red]problem[/]  {escape(problem)}")
-    for objective in missed:
+    for objective in done.missed:
         out.print(f"[bold red]missed[/]  {escape(objective)}")
     took = done.recovery_seconds
     verdict = "It does not come back as it was" if took is None else f"Recovery takes {took:.1f} s"
@@ -86,6 +88,7 @@ _COLORS = {
 }
 
 
+@prints(StatePlan)
 def plan(
     pipeline: Name,
     checkpoint: AtCheckpoint = None,
@@ -104,7 +107,7 @@ def plan(
     with waiting(f"comparing{'; stages with a transform need Spark to know their columns' if spark else ''}"):
         decided = planned(definition, settings, at)
     if json:
-        print_json(decided.to_dict())
+        print_json(decided)
     else:
         _show_plan(decided)
     if decided.stops:
@@ -148,6 +151,7 @@ def _colored(verdict: Verdict, text: str) -> str:
     return f"[{_COLORS[verdict]}]{text}[/]"
 
 
+@prints("weir.cli.watching.report:Incident", data_docs.DataDocs)
 def report(
     pipeline: Name,
     to: Annotated[
@@ -187,7 +191,7 @@ def report(
     failed = sum(not verdict.passed for verdict in docs.verdicts)
     answer(
         json,
-        docs.to_dict(),
+        docs,
         *(
             f"{'passed' if verdict.passed else '[bold red]failed[/]'}  {verdict.of} {verdict.stage} "
             f" {escape(str(verdict))}"
@@ -215,7 +219,7 @@ def _incident(pipeline: str, file: Path, since: str | None, last: int, json: boo
     wrong = [problem.what for problem in incident.problems] or ["nothing is wrong that storage tells of"]
     answer(
         json,
-        incident.to_dict(file),
+        replace(incident, file=file),
         *(escape(what) for what in wrong),
         f"{counted(len(incident.epochs), 'epoch')}, {counted(len(incident.events), 'event')}: {escape(str(file))}",
     )

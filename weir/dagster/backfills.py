@@ -3,7 +3,6 @@
 flights/backfill          a partition is a day (or an hour) of event time; it is materialized once it was replayed and
                           promoted, or waits for approval
 flights_backfill_job      the same as a job, and as a nightly schedule for the newest days
-flights_promote_job       approve a backfill, or promote any other branch
 """
 
 from collections.abc import Iterator
@@ -17,15 +16,15 @@ from pydantic import Field
 
 from state_ops.errors import WeirError
 from weir.dagster.coordination import failure, show
-from weir.dagster.jobs import job_of, to_accept
 from weir.dagster.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key, place
+from weir.dagster.operations import After
 from weir.dagster.tables.partitions import KEYS, definition
 from weir.definition import Pipeline
 from weir.epoch.model import EpochReport
 from weir.operations import backfill as backfills
-from weir.operations import promotion
 from weir.operations.backfill import Backfilled
 from weir.operations.branch_diff import BranchDiff
+from weir.operations.operation import Done
 from weir.settings.configuration import BackfillSettings, Settings
 
 SAME = "production_is_the_same"
@@ -60,20 +59,6 @@ class BackfillConfig(dg.Config):
     replaces: Replaces | None = Field(
         None, description="since or range; by default pipelines.<name>.backfill.replaces in the settings."
     )
-
-
-class PromoteConfig(dg.Config):
-    """The options of the promote job."""
-
-    branch: str = Field(description="Required. The branch's name, e.g. backfill-20260103T00-20260106T00.")
-    dry_run: bool = Field(True, description="Only show what would change: rows that go and that come, by table.")
-    accept: list[str] = Field(
-        [],
-        description=(
-            "Obstacles to go on despite, word for word as a dry run has shown them. Any other obstacle ends the run."
-        ),
-    )
-    reason: str = Field("promote job", description="A note that the list of checkpoints shows.")
 
 
 def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) -> dg.AssetsDefinition:
@@ -169,42 +154,20 @@ def _verdict(asset: dg.AssetKey, done: Backfilled) -> dg.AssetCheckResult:
     )
 
 
-def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
-    """Approve a backfill, or promote any other branch. By default the job only shows what it would do."""
+def approved(pipeline: Pipeline, settings: Settings) -> After:
+    """Return what shows, after the promote job, that production has what a backfill's replay gave."""
 
-    @dg.op(name=f"{pipeline.name}_promote", out=dg.Out(dg.Nothing))
-    def promote(context: dg.OpExecutionContext, config: PromoteConfig) -> None:
-        try:
-            plan = promotion.with_rows(backfills.plan(pipeline, settings, config.branch), pipeline, settings)
-            context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
-            for table in plan.tables:
-                context.log.info(f"table {table.table}: {table.in_words}")
-            for obstacle in plan.obstacles:
-                context.log.warning(f"obstacle: {obstacle}")
-            if config.dry_run:
-                if plan.obstacles:
-                    context.log.info(f"to promote in spite of these: {to_accept(plan.obstacles)}")
-                context.log.info("nothing was changed: dry_run")
-                return
-            does = backfills.approve if backfills.range_of(config.branch) else promotion.promote
-            done = does(pipeline, settings, config.branch, accepted=config.accept, reason=config.reason)
-        except WeirError as error:
-            raise failure(error) from None
-        if settings.pipelines[pipeline.name].backfill is not None and backfills.range_of(config.branch) is not None:
-            description = f"promoted as checkpoint {done.id}"
-            asset = key(pipeline, BACKFILL)
-            show(
-                context,
-                [dg.AssetCheckEvaluation(asset_key=asset, check_name=SAME, passed=True, description=description)],
-            )
-        context.log.info(f"{pipeline.name} is at checkpoint {done.id}, {done.reason}")
+    def shows(context: dg.OpExecutionContext, options: dict[str, Any], done: Done) -> None:
+        if settings.pipelines[pipeline.name].backfill is None or backfills.range_of(options["branch"]) is None:
+            return
+        description = f"promoted as checkpoint {done.result.checkpoint}"
+        asset = key(pipeline, BACKFILL)
+        show(
+            context,
+            [dg.AssetCheckEvaluation(asset_key=asset, check_name=SAME, passed=True, description=description)],
+        )
 
-    return job_of(
-        pipeline,
-        f"{pipeline.name}_promote_job",
-        promote,
-        "Makes a branch's state and rows the pipeline's. Only shows what would change unless dry_run is false.",
-    )
+    return shows
 
 
 def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
@@ -246,14 +209,13 @@ def newest_request(configured: BackfillSettings, now: datetime) -> dg.RunRequest
 
 
 def definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
-    """Return all definitions for backfills; without `pipelines.<name>.backfill` in the settings only the promote
-    job."""
+    """Return all definitions for backfills; without `pipelines.<name>.backfill` in the settings there are none."""
     configured = settings.pipelines[pipeline.name].backfill if pipeline.name in settings.pipelines else None
     if configured is None:
-        return dg.Definitions(jobs=[promote_job(pipeline, settings)])
+        return dg.Definitions()
     job, schedules = job_and_schedules(pipeline, configured)
     return dg.Definitions(
         assets=[asset(pipeline, settings, configured)],
-        jobs=[job, promote_job(pipeline, settings)],
+        jobs=[job],
         schedules=schedules,
     )

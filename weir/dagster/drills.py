@@ -67,7 +67,7 @@ def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
             raise failure(error) from None
         shown = _shown(context.instance, asset, done)
         context.op_execution_context.log_event(dg.AssetMaterialization(asset, metadata=shown))
-        yield from _verdicts(settings, asset, done)
+        yield from _verdicts(asset, done)
 
     return restore_drill
 
@@ -126,8 +126,8 @@ def _shown(instance: dg.DagsterInstance, asset: dg.AssetKey, done: Drilled) -> d
     return shown
 
 
-def _verdicts(settings: Settings, asset: dg.AssetKey, done: Drilled) -> list[dg.AssetCheckResult]:
-    missed, took = done.missed(settings), done.recovery_seconds
+def _verdicts(asset: dg.AssetKey, done: Drilled) -> list[dg.AssetCheckResult]:
+    missed, took = done.missed, done.recovery_seconds
     to_recover = "it does not come back as it was" if took is None else f"{took:.1f} s to recover"
     compared = "and replayed" if done.replay is not None else f"not replayed: {done.not_replayed}"
     return [

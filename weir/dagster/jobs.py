@@ -12,29 +12,27 @@ Each is launched from the Launchpad with typed configuration; the first coordina
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
-import yaml
 from pydantic import Field
 
-from state_ops.coordination import lease, requests, suspension
+from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError, DamageError, WeirError
-from weir.dagster import checks
+from weir.dagster import backfills, checks
 from weir.dagster.coordination import coordinate, failure, introduce, left_alone, show, showing, told_of
-from weir.dagster.names import BESIDE, place, restore_job_name
+from weir.dagster.names import place, restore_job_name
+from weir.dagster.operations import job, job_of
 from weir.definition import Pipeline
 from weir.gates import data_docs
-from weir.inspection.state_reader import chosen
 from weir.markdown import as_text
-from weir.ownership import hold_causes, savepoints
+from weir.operations.declared import every
+from weir.ownership import hold_causes
 from weir.ownership.ownership import raise_if_busy
 from weir.ownership.pipeline_storage import open_storage
-from weir.restore import rewind as rewinding
 from weir.run import maintenance
-from weir.run.stopping import ask_to_stop, end
 from weir.settings.configuration import Settings
 
 
@@ -51,45 +49,6 @@ class RestoreConfig(dg.Config):
         default=None,
         description="Do nothing unless this is still the newest generation. Sensors fill it in; leave it out.",
     )
-
-
-class SavepointConfig(dg.Config):
-    """The options of the savepoint job."""
-
-    name: str = Field(description="Required. The savepoint's name: letters, digits, dots, dashes and underscores.")
-    drop: bool = Field(
-        False, description="Remove the savepoint instead; checkpoints and files that only it kept are deleted."
-    )
-    reason: str = Field("savepoint job", description="A note that the list of savepoints shows.")
-
-
-class RewindConfig(dg.Config):
-    """The options of the rewind job."""
-
-    # The Launchpad writes down what has a default but null, so that nobody has to look for these.
-    checkpoint: int | None = Field(
-        0, description="Required, or a savepoint: the checkpoint to go back to. 0: not said."
-    )
-    savepoint: str | None = Field("", description="Required, or a checkpoint: the savepoint's name. Empty: not said.")
-    beginning: bool = Field(False, description="Instead of both: go back to before the first checkpoint.")
-    dry_run: bool = Field(True, description="Only show what would change: state, files read again, rows that go.")
-    stop: bool = Field(
-        False, description="End the running coordinator at its barrier first, and let sensors go on afterwards."
-    )
-    accept: list[str] = Field(
-        [],
-        description=(
-            "Obstacles to go on despite, word for word as a dry run has shown them. Any other obstacle ends the run."
-        ),
-    )
-    reason: str = Field("rewind job", description="A note that the list of checkpoints shows.")
-
-
-class StopConfig(dg.Config):
-    """The options of the stop job."""
-
-    drain: bool = Field(False, description="First apply all rows that have arrived and close every window.")
-    savepoint: str | None = Field(None, description="At the end, make the newest checkpoint a savepoint of this name.")
 
 
 class DataDocsConfig(dg.Config):
@@ -207,11 +166,9 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
 
 def beside(pipeline: Pipeline, settings: Settings) -> list[dg.JobDefinition]:
     """Return the jobs that may run while epochs do."""
+    after = {"promote": backfills.approved(pipeline, settings)}
     return [
-        _savepoint_job(pipeline, settings),
-        _rewind_job(pipeline, settings),
-        _stop_job(pipeline, settings),
-        _resume_job(pipeline, settings),
+        *(job(pipeline, settings, of, after.get(of.name)) for of in every() if of.job is not None),
         _upkeep_job(pipeline, settings),
         _data_docs_job(pipeline, settings),
     ]
@@ -239,135 +196,6 @@ def schedules(pipeline: Pipeline, settings: Settings, among: list[dg.JobDefiniti
         for name, cron, description in wanted
         if cron is not None
     ]
-
-
-def _savepoint_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
-    @dg.op(name=f"{pipeline.name}_savepoint", out=dg.Out(dg.Nothing))
-    def savepoint(context: dg.OpExecutionContext, config: SavepointConfig) -> None:
-        patience = settings.checkpoints.timeout_seconds
-        try:
-            if config.drop:
-                pin = maintenance.drop_savepoint(pipeline, settings, config.name, patience)
-            else:
-                pin = maintenance.savepoint(pipeline, settings, config.name, config.reason, patience)
-        except WeirError as error:
-            raise failure(error) from None
-        done = "is dropped" if config.drop else "stays until it is dropped"
-        context.log.info(f"savepoint {pin.name} is checkpoint {pin.checkpoint_id} and {done}")
-        context.add_output_metadata(
-            {"savepoint": pin.name, "checkpoint": int(pin.checkpoint_id), "dropped": config.drop}
-        )
-
-    return job_of(pipeline, f"{pipeline.name}_savepoint_job", savepoint, "Names the next checkpoint, or drops a name.")
-
-
-def _rewind_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
-    @dg.op(name=f"{pipeline.name}_rewind", out=dg.Out(dg.Nothing))
-    def rewind(context: dg.OpExecutionContext, config: RewindConfig) -> None:
-        try:
-            if [bool(config.checkpoint), bool(config.savepoint), config.beginning].count(True) != 1:
-                raise ConfigurationError(
-                    "Say which checkpoint to go back to.",
-                    where="the rewind job's configuration",
-                    next="Set checkpoint, savepoint or beginning; `weir checkpoints` and the checkpoint's history list "
-                    "them.",
-                )
-            for line in _rewound(pipeline, settings, config, context):
-                context.log.info(line)
-        except WeirError as error:
-            raise failure(error) from None
-
-    return job_of(
-        pipeline,
-        f"{pipeline.name}_rewind_job",
-        rewind,
-        "Takes state, source positions and all tables back to one checkpoint. Only shows what would change unless"
-        " dry_run is false.",
-    )
-
-
-def _rewound(
-    pipeline: Pipeline, settings: Settings, config: RewindConfig, context: dg.OpExecutionContext
-) -> Iterator[str]:
-    storage, registry = open_storage(pipeline, settings)
-    to = rewinding.BEGINNING
-    if not config.beginning:
-        to = int(chosen(pipeline, registry, config.savepoint or config.checkpoint).id)
-    plan = rewinding.plan(pipeline, settings, to)
-    context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
-    lives = not config.dry_run and lease.watch(storage)
-    if not plan.takes_back and not lives:
-        yield rewinding.nothing_to_take_back(plan, pipeline.name)
-        return
-    gone = ", ".join(map(str, plan.abandoned)) or "nothing yet"
-    yield f"from checkpoint {plan.head.id} back {rewinding.named(plan.to)}; abandoned: {gone}"
-    for source in plan.sources:
-        yield f"source {source.source}: {source}"
-    for table in plan.tables:
-        yield f"table {table.table}: {table.in_words}"
-    for obstacle in plan.obstacles:
-        yield f"obstacle: {obstacle}"
-    if config.dry_run:
-        if plan.obstacles:
-            yield f"to rewind in spite of these: {to_accept(plan.obstacles)}"
-        yield "nothing was changed: dry_run"
-        return
-    rewinding.check(plan, pipeline.name, config.accept)
-    with suspension.during(storage, "rewind job"):
-        if config.stop and lives:
-            ask_to_stop(pipeline, settings, Request(requests.STOP, trigger="job", reason=config.reason))
-        done = maintenance.rewind(pipeline, settings, to, accepted=config.accept, reason=config.reason)
-    if done.id == plan.to.id:
-        yield rewinding.nothing_to_take_back(plan, pipeline.name)
-    else:
-        yield f"{pipeline.name} is at checkpoint {done.id}, back {done.reason}; the next run goes on from there"
-
-
-def _stop_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
-    @dg.op(name=f"{pipeline.name}_stop", out=dg.Out(dg.Nothing))
-    def stop(context: dg.OpExecutionContext, config: StopConfig) -> None:
-        reason = "stop job"
-        try:
-            if config.savepoint is not None:
-                savepoints.check_free(pipeline, settings, config.savepoint)
-            if config.drain and not lease.watch(open_storage(pipeline, settings)[0]):
-                raise WeirError(
-                    f"No coordinator of {pipeline.name} is running, so nobody drains.",
-                    next=f"Materialize first, or `weir stop {pipeline.name} --drain`, which drains by itself.",
-                )
-            request = Request(requests.STOP, reason=reason, drain=config.drain, savepoint=config.savepoint or "")
-            stopped = end(pipeline, settings, request)
-            if config.savepoint is not None and not stopped:
-                patience = settings.checkpoints.timeout_seconds
-                maintenance.savepoint(pipeline, settings, config.savepoint, reason, patience)
-        except WeirError as error:
-            raise failure(error) from None
-        ended = "ended at a barrier" if stopped else "was not running; sensors begin nothing"
-        context.log.info(
-            f"{pipeline.name} {ended}. Materialize, the resume job, `weir run` or `weir resume` begin again"
-        )
-
-    return job_of(
-        pipeline,
-        f"{pipeline.name}_stop_job",
-        stop,
-        "Ends the running coordinator at its next barrier; sensors begin none until a person does. Nothing is lost.",
-    )
-
-
-def _resume_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
-    @dg.op(name=f"{pipeline.name}_resume", out=dg.Out(dg.Nothing))
-    def resume(context: dg.OpExecutionContext) -> None:
-        cleared = suspension.clear(open_storage(pipeline, settings)[0])
-        outcome = "goes on as soon as files wait" if cleared else "was not stopped by a person"
-        context.log.info(f"{pipeline.name} {outcome}")
-
-    return job_of(
-        pipeline,
-        f"{pipeline.name}_resume_job",
-        resume,
-        "Lets sensors begin runs again after the stop job, `weir stop` or a run that was cancelled.",
-    )
 
 
 def _upkeep_name(pipeline: Pipeline) -> str:
@@ -434,18 +262,4 @@ def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         _data_docs_name(pipeline),
         make_data_docs,
         "Pages of all gates and restore expectations, asked of what is there now.",
-    )
-
-
-def to_accept(obstacles: Sequence[str]) -> str:
-    """Obstacles as the Launchpad takes them: a line of YAML to copy."""
-    listed = yaml.safe_dump(
-        list(obstacles), default_flow_style=True, default_style='"', allow_unicode=True, width=float("inf")
-    )
-    return f"accept: {listed.strip()}"
-
-
-def job_of(pipeline: Pipeline, name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
-    return dg.GraphDefinition(name=name, node_defs=[op], description=description).to_job(
-        executor_def=dg.in_process_executor, tags={BESIDE: pipeline.name}
     )

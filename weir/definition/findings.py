@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from state_ops.facts import Facts
+
 
 class Verdict(StrEnum):
     """The consequence of a change for the next run.
@@ -27,7 +29,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Facts):
     """One thing about the pipeline.
 
     Attributes:

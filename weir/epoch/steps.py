@@ -330,7 +330,7 @@ def _judged(
         evaluation.refuse(uid, [verdict for verdict in verdicts if verdict.stage == uid])
     epoch.verdicts += verdicts
     operators = {
-        uid: replace(stats, gates=[verdict.to_dict() for verdict in epoch.verdicts if verdict.stage == uid])
+        uid: replace(stats, gates=[verdict.recorded() for verdict in epoch.verdicts if verdict.stage == uid])
         for uid, stats in checkpoint.operators.items()
     }
     return replace(checkpoint, operators=operators)

@@ -23,11 +23,11 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from state_ops.errors import ConfigurationError, PipelineError, TransientError
+from state_ops.facts import Facts, fact
 from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import make_private
@@ -52,7 +52,7 @@ _SEALED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class DataDocs:
+class DataDocs(Facts):
     """The pages that were made.
 
     Attributes:
@@ -68,14 +68,10 @@ class DataDocs:
     left_out: tuple[str, ...]
 
     @property
+    @fact
     def passed(self) -> bool:
+        """True if every expectation passed."""
         return all(verdict.passed for verdict in self.verdicts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        verdicts = [{"name": verdict.stage, **verdict.to_dict()} for verdict in self.verdicts]
-        raw = {"pipeline": self.pipeline, "index": str(self.index), "passed": self.passed, "verdicts": verdicts}
-        return {**raw, "left_out": list(self.left_out)}
 
 
 def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None = None) -> DataDocs:

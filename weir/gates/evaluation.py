@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,7 @@ from state_ops import extras
 from state_ops.arrow import frames
 from state_ops.counts import counted
 from state_ops.errors import GateError, PipelineError
+from state_ops.facts import HIDDEN, Facts, Named
 from state_ops.logs import Logger
 from state_ops.records.snapshot_files import StagedFile, StateFile
 from state_ops.storage.storage import Storage
@@ -46,7 +47,7 @@ _ENTRY = "weir"  # an entry of a suite, in its meta
 
 
 @dataclass(frozen=True, slots=True)
-class GateVerdict:
+class GateVerdict(Facts):
     """The verdict of one expectation in one epoch.
 
     Attributes:
@@ -59,16 +60,16 @@ class GateVerdict:
         keys: Theirs, by column, where they are known.
     """
 
-    stage: str
-    gate: str
+    stage: Annotated[str, Named("name")]
+    gate: Annotated[str, Named("title")]
     passed: bool
     rows: int
     unexpected: int
     sample: tuple[Any, ...]
     on_failure: str = HOLD
     of: str = ROWS
-    unexpected_rows: tuple[int, ...] = ()
-    sample_rows: tuple[int, ...] = ()
+    unexpected_rows: Annotated[tuple[int, ...], HIDDEN] = ()
+    sample_rows: Annotated[tuple[int, ...], HIDDEN] = ()
     keys: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -81,7 +82,7 @@ class GateVerdict:
         """True if the epoch must not be committed."""
         return not self.passed and self.on_failure == HOLD
 
-    def to_dict(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """Return the verdict as a checkpoint's row records it below its stage; JSON-ready."""
         return {
             "title": self.gate,
@@ -197,7 +198,7 @@ def refusal(uid: str, verdicts: Sequence[GateVerdict], why: str) -> GateError:
         next=(
             "The epoch was declined; state, offsets and tables are as they were. Repair the input or correct the gate."
         ),
-        verdicts=[{"stage": uid, **verdict.to_dict()} for verdict in verdicts],
+        verdicts=[{"stage": uid, **verdict.recorded()} for verdict in verdicts],
     )
 
 

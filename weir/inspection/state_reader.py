@@ -18,7 +18,7 @@ import pyarrow as pa
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
-from state_ops.errors import DamageError, PrunedError, WeirError
+from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.records.checkpoint import POSITIONS, Checkpoint, stats_of
 from state_ops.records.pins import SAVEPOINT
@@ -143,6 +143,36 @@ def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
         next=f"Retained checkpoints: {', '.join(str(row.id) for row in completed)}. "
         f"Savepoints: {', '.join(f'{pin.name} ({pin.checkpoint_id})' for pin in pins) or 'none'}.",
     )
+
+
+def one_of(checkpoint: int | None, savepoint: str | None) -> int | str | None:
+    """Return what `AtCheckpoint` or `AtSavepoint` names; None: the newest checkpoint. Raises ConfigurationError for
+    both."""
+    if checkpoint is not None and savepoint is not None:
+        raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
+    return checkpoint if savepoint is None else savepoint
+
+
+def moment(text: str, registry: Registry) -> int | str:
+    """Parse a checkpoint as people name it: by its number, or by the name of a savepoint.
+
+    Raises:
+        ConfigurationError: The text is the number of one checkpoint and the name of a savepoint of another one, which
+            earlier releases allowed.
+    """
+    if not text.isdecimal():
+        return text
+    pin = registry.pinned(SAVEPOINT, text)
+    if pin is not None:
+        raise ConfigurationError(
+            f"{text} is the number of a checkpoint and the name of a savepoint, which is checkpoint"
+            f" {pin.checkpoint_id}.",
+            next=(
+                "Use --savepoint where there is such an option, or drop the savepoint and take it again under another"
+                " name."
+            ),
+        )
+    return int(text)
 
 
 def whole(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:

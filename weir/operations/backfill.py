@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from state_ops import extras
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.facts import Facts
 from state_ops.logs import Logger
 from state_ops.moments import from_micros, to_micros
 from state_ops.records.checkpoint import Checkpoint, abandoned, before, event_time, to_begin_from, untold_sources
@@ -48,7 +49,7 @@ _HOUR = "%Y%m%dT%H"
 
 
 @dataclass(frozen=True, slots=True)
-class Backfilled:
+class Backfilled(Facts):
     """The outcome of a backfill.
 
     Attributes:
@@ -68,18 +69,6 @@ class Backfilled:
     difference: BranchDiff
     promoted: Checkpoint | None
     note: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready but for the values of samples."""
-        return {
-            "branch": self.branch,
-            "base": self.base,
-            "resumed": self.resumed,
-            "epochs": self.epochs,
-            "promoted": None if self.promoted is None else self.promoted.id,
-            "difference": self.difference.to_dict(),
-            "note": self.note,
-        }
 
 
 def branch_name(start: datetime, end: datetime) -> str:

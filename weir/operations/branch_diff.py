@@ -6,10 +6,10 @@ Rows are compared as `comparison.tables` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile
+from state_ops.facts import By, Facts, Named, fact
 from state_ops.storage.storage import Storage
 from state_ops.value_text import text_of
 from weir.connectors.delta.changes import ROW, Changes
@@ -45,7 +46,7 @@ _DAYS_SHOWN = 31
 
 
 @dataclass(frozen=True, slots=True)
-class BranchDiff:
+class BranchDiff(Facts):
     """The difference of a branch and its pipeline. If the branch is to replace a range alone, it has rows and no state.
 
     Attributes:
@@ -61,41 +62,18 @@ class BranchDiff:
     branch: str
     head: int
     base: int
-    tip: int
-    behind: Mapping[str, Arrivals]
-    tables: tuple[TableDiff, ...]
-    states: tuple[StateDiff, ...]
+    tip: Annotated[int, Named("branch_head")]
+    behind: Annotated[Mapping[str, Arrivals], Named("files_behind")]
+    tables: Annotated[tuple[TableDiff, ...], By("table")]
+    states: Annotated[tuple[StateDiff, ...], By("stage", "state")]
     taken_back: tuple[promotion.TakenBack, ...] = ()
 
     @property
+    @fact
     def same(self) -> bool:
         """True if neither rows, nor state, nor the columns of either differ."""
         rows = all(table.same and not table.columns for table in self.tables)
         return rows and all(state.same and not state.why for state in self.states)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready but for the values of samples."""
-        return {
-            "pipeline": self.pipeline,
-            "branch": self.branch,
-            "head": self.head,
-            "base": self.base,
-            "branch_head": self.tip,
-            "files_behind": {name: arrived.waiting for name, arrived in self.behind.items()},
-            "same": self.same,
-            "taken_back": [asdict(taken) for taken in self.taken_back],
-            "tables": {table.table: table.to_dict() for table in self.tables},
-            "state": {
-                state.stage: {
-                    **(state.counts or {}),
-                    "not_compared": state.why if state.counts is None else "",
-                    "fields": state.why if state.counts is not None else "",
-                    "left_out": list(state.left_out),
-                    "sample": state.sample,
-                }
-                for state in self.states
-            },
-        }
 
     def left_out(self) -> Iterator[str]:
         """Yield the columns that were not compared, in sentences."""

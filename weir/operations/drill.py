@@ -15,15 +15,15 @@ import shutil
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from state_ops.arrow import frames
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import results
 from state_ops.errors import InputError, PrunedError, WeirError, plainly
+from state_ops.facts import Facts, fact
 from state_ops.ids import CheckpointId
 from state_ops.keyed.owners import GROUP_BYTES
 from state_ops.logs import Logger
@@ -55,7 +55,7 @@ _SHOWN = 3  # keys that differ
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Facts):
     """One epoch, played again.
 
     Attributes:
@@ -71,12 +71,13 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Drilled:
+class Drilled(Facts):
     """The result of a drill.
 
     Attributes:
         problems: What is wrong, in words. Without problems the pipeline would come back as it was.
         replay: None if the epoch could not be played again; then `not_replayed` says why.
+        missed: The objectives of the settings that were missed, in words.
         loss_seconds: How long the oldest input that no checkpoint holds has waited; 0 if none waits.
     """
 
@@ -88,8 +89,10 @@ class Drilled:
     not_replayed: str | None
     loss_seconds: float
     problems: tuple[str, ...]
+    missed: tuple[str, ...] = ()
 
     @property
+    @fact
     def recovery_seconds(self) -> float | None:
         """The time from an empty host to the next epoch's commit: of the restore, and of the replayed epoch if there is
         one.
@@ -98,9 +101,9 @@ class Drilled:
         """
         if self.problems:
             return None
-        return self.restore_seconds + (self.replay.seconds if self.replay else 0.0)
+        return round(self.restore_seconds + (self.replay.seconds if self.replay else 0.0), 3)
 
-    def missed(self, settings: Settings) -> list[str]:
+    def misses(self, settings: Settings) -> tuple[str, ...]:
         """Return the objectives of the settings that were missed, in words."""
         wanted, missed = settings.restore, []
         time_objective, point_objective = (
@@ -116,29 +119,7 @@ class Drilled:
                 f"input has waited for {self.loss_seconds:.0f} s, restore.recovery_point_objective_seconds is "
                 f"{point_objective:g}"
             )
-        return missed
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        replay = self.replay
-        return {
-            "checkpoint": self.checkpoint,
-            "drilled_at": self.drilled_at.isoformat(),
-            "recovery_seconds": None if self.recovery_seconds is None else round(self.recovery_seconds, 3),
-            "restore_seconds": round(self.restore_seconds, 3),
-            "loss_seconds": round(self.loss_seconds, 3),
-            "restored": self.restored.to_dict() if self.restored else None,
-            "replay": None
-            if replay is None
-            else {
-                "parent": replay.parent,
-                "rows": replay.rows,
-                "entries": replay.entries,
-                "seconds": round(replay.seconds, 3),
-            },
-            "not_replayed": self.not_replayed,
-            "problems": list(self.problems),
-        }
+        return tuple(missed)
 
 
 def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = None) -> Drilled:
@@ -153,13 +134,14 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
     """
     clock = time.perf_counter()
     done = _drilled(pipeline, settings, executor)
+    done = replace(done, missed=done.misses(settings))
     noted = results.RecordedDrill(
         at=datetime.now(UTC),
-        seconds=round(time.perf_counter() - clock, 3),
+        seconds=_since(clock),
         checkpoint=int(done.checkpoint),
         comes_back=not done.problems,
         replayed=done.replay is not None,
-        in_time=not done.missed(settings),
+        in_time=not done.missed,
         restore_seconds=done.restore_seconds,
         replay_seconds=done.replay.seconds if done.replay is not None else None,
         recovery_seconds=done.recovery_seconds,
@@ -188,9 +170,9 @@ def _drilled(pipeline: Pipeline, settings: Settings, executor: Executor | None) 
         except PrunedError:
             raise
         except Exception as error:  # any error is what the drill is there to find
-            seconds = time.perf_counter() - clock
+            seconds = _since(clock)
             return Drilled(head.id, begun, None, seconds, None, "it was not restored", loss, (_problem(error),))
-        seconds = time.perf_counter() - clock
+        seconds = _since(clock)
         done = partial(Drilled, head.id, begun, restored, seconds, loss_seconds=loss)
         shutil.rmtree(directory / "restored", ignore_errors=True)
         why = _not_comparable(pipeline, settings, head, parent)
@@ -212,6 +194,11 @@ def _drilled(pipeline: Pipeline, settings: Settings, executor: Executor | None) 
             return done(replay=None, not_replayed=why, problems=(f"The comparison failed: {_problem(error)}",))
         replay = Replay(parent.id, report.checkpoint.totals["rows_read"] - parent.totals["rows_read"], entries, took)
         return done(replay=replay, not_replayed=None, problems=tuple(problems))
+
+
+def _since(clock: float) -> float:
+    """Return the seconds since a moment of the performance counter."""
+    return round(time.perf_counter() - clock, 3)
 
 
 def _problem(error: Exception) -> str:
@@ -273,7 +260,7 @@ def _replayed(
                 where=f"checkpoint {head.id}",
                 next="Were they changed since? The next epoch can be compared again.",
             )
-        return report, time.perf_counter() - clock
+        return report, _since(clock)
 
 
 def _compared(

@@ -16,12 +16,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Final
 
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
+from state_ops.facts import FLAT, HIDDEN, Facts, Named, fact
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
@@ -51,7 +52,7 @@ _ONLY = "promotes.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(Facts):
     """A branch.
 
     Attributes:
@@ -63,28 +64,20 @@ class Fork:
             such checkpoint, or its listing cannot be read.
     """
 
-    branch: Branch
+    branch: Annotated[Branch, FLAT]
     base: CheckpointId
-    commit_id: str
+    commit_id: Annotated[str, HIDDEN]
     created_at: datetime
     reason: str
     head: Checkpoint | None
-    behind: Mapping[str, Arrivals]
+    behind: Annotated[Mapping[str, Arrivals], Named("files_behind")]
     bytes_own: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "name": self.branch.name,
-            "id": self.branch.id,
-            "base": self.base,
-            "created_at": self.created_at.isoformat(),
-            "reason": self.reason,
-            "head": None if self.head is None else self.head.id,
-            "bytes_total": None if self.head is None else self.head.bytes_total,
-            "bytes_own": self.bytes_own,
-            "files_behind": {name: arrived.waiting for name, arrived in self.behind.items()},
-        }
+    @property
+    @fact
+    def bytes_total(self) -> int | None:
+        """The bytes of that checkpoint's state."""
+        return None if self.head is None else self.head.bytes_total
 
 
 def branched(pipeline: Pipeline, settings: Settings, name: str) -> Pipeline:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, publishing_refused
 from state_ops.counts import agrees, counted
 from state_ops.errors import PipelineError, WeirError
+from state_ops.facts import HIDDEN, Facts, Named, fact
 from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.schema.key_groups import check_parallelism
@@ -57,7 +58,20 @@ _KINDS = ("pipeline", "source", "stage", "table", "sink")
 
 
 @dataclass(frozen=True, slots=True)
-class StatePlan:
+class Evaluated(Facts):
+    """What evaluates a stage's `where`.
+
+    Attributes:
+        by: python or spark.
+        why: Why Spark alone can; None: Python does.
+    """
+
+    by: str
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan(Facts):
     """The result of comparing a pipeline with a checkpoint.
 
     Attributes:
@@ -73,7 +87,7 @@ class StatePlan:
     findings: tuple[Finding, ...]
     samples: tuple[Sample, ...]
     spark: tuple[str, ...]
-    where: Mapping[str, str | None]
+    where: Annotated[Mapping[str, str | None], HIDDEN]
     other_code: tuple[str, ...] = ()
 
     @property
@@ -81,31 +95,17 @@ class StatePlan:
         """True if a run would be refused."""
         return any(finding.verdict.stops for finding in self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "pipeline": self.pipeline,
-            "checkpoint": self.checkpoint.id if self.checkpoint else None,
-            "runs": not self.stops,
-            "findings": [
-                {
-                    "kind": finding.kind,
-                    "name": finding.name,
-                    "aspect": finding.aspect,
-                    "verdict": finding.verdict.value,
-                    "what": finding.what,
-                    "next": finding.next,
-                }
-                for finding in self.findings
-            ],
-            "samples": [
-                {"stage": sample.stage, "subtask": sample.subtask, "rows": sample.rows, "problem": sample.problem}
-                for sample in self.samples
-            ],
-            "spark": list(self.spark),
-            "where": {uid: {"by": "python" if why is None else "spark", "why": why} for uid, why in self.where.items()},
-            "other_code": list(self.other_code),
-        }
+    @property
+    @fact
+    def runs(self) -> bool:
+        """True if a run would begin."""
+        return not self.stops
+
+    @property
+    @fact
+    def evaluated(self) -> Annotated[dict[str, Evaluated], Named("where")]:
+        """What evaluates the `where` of stages, by uid."""
+        return {uid: Evaluated("python" if why is None else "spark", why) for uid, why in self.where.items()}
 
 
 def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Executor | None = None) -> StatePlan:

@@ -18,6 +18,7 @@ from state_ops.backends.base import Backend
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import TransientError, WeirError
+from state_ops.facts import Facts
 from state_ops.keyed.scan import scan_state
 from state_ops.keyed.timers import are_set
 from state_ops.keyed.ttl import Expiry, Ttl
@@ -37,7 +38,7 @@ _SAMPLE_ROWS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Facts):
     """Rows of one subtask that were read with today's schema.
 
     Attributes:

@@ -20,9 +20,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
@@ -33,6 +33,7 @@ from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import BusyError, DamageError, FencedError, WeirError
+from state_ops.facts import FLAT, HIDDEN, By, Facts, Named, fact
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id, parse_epoch_dir
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import EDIT, EDITED, FORKED, PROMOTION, WITH_PROMOTION, Checkpoint, abandoned
@@ -44,7 +45,7 @@ from state_ops.storage.transfers import together
 from weir.connectors.delta import append, replace_where, restore_version
 from weir.connectors.delta.changes import Changes, check_columns, columns_of
 from weir.connectors.delta.replace_where import Range
-from weir.connectors.delta.restore_version import Promoted, TableRewind
+from weir.connectors.delta.restore_version import Promoted, RowsBack, TableRewind
 from weir.connectors.delta.sink import recorded_table
 from weir.connectors.delta.table_commit import file_path, table_path
 from weir.connectors.delta.upsert import spilled
@@ -74,7 +75,7 @@ log = Logger("weir.promotion")
 
 
 @dataclass(frozen=True, slots=True)
-class TablePromotion:
+class TablePromotion(Facts):
     """The changes that a promotion makes to one table.
 
     Attributes:
@@ -85,18 +86,38 @@ class TablePromotion:
         ranged: How many rows the replacement of a range takes away and brings.
     """
 
-    table: str
-    back: TableRewind | None
-    comes: tuple[DataFile, ...]
-    schema: pa.Schema | None
-    column: str | None = None
-    ranged: tuple[int, int] | None = None
+    table: Annotated[str, HIDDEN]
+    back: Annotated[TableRewind | None, HIDDEN]
+    comes: Annotated[tuple[DataFile, ...], HIDDEN]
+    schema: Annotated[pa.Schema | None, HIDDEN]
+    column: Annotated[str | None, HIDDEN] = None
+    ranged: Annotated[tuple[int, int] | None, HIDDEN] = None
 
     @property
+    @fact
+    def becomes(self) -> Annotated[RowsBack | None, FLAT]:
+        """The rows of the table that change when those since the fork go; null: nobody has looked."""
+        return self.back.becomes if self.back is not None else None
+
+    @property
+    @fact
+    def files_added(self) -> int:
+        """The number of files of the branch that come."""
+        return len(self.comes)
+
+    @property
+    @fact
+    def unknown_commits(self) -> tuple[tuple[int, str], ...]:
+        """Commits of others that are taken back, as version and operation."""
+        return self.back.unknown if self.back is not None else ()
+
+    @property
+    @fact
     def rows_removed(self) -> int:
+        """The number of rows that go."""
         if self.ranged is not None:
             return self.ranged[0]
-        return self.back.rows if self.back is not None else 0
+        return self.back.rows_removed if self.back is not None else 0
 
     @property
     def in_words(self) -> str:
@@ -112,12 +133,14 @@ class TablePromotion:
         return f"{counted(self.rows_added, 'row')} of the branch {agrees(self.rows_added, 'comes', 'come')}"
 
     @property
+    @fact
     def rows_added(self) -> int:
+        """The number of rows of the branch that come."""
         return self.ranged[1] if self.ranged is not None else sum(file.rows for file in self.comes)
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
+class TakenBack(Facts):
     """A promotion or edit of the pipeline since a branch was forked, which the branch's promotion would take back.
 
     Attributes:
@@ -139,7 +162,7 @@ class TakenBack:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSink:
+class KeptSink(Facts):
     """A sink that is no table: a promotion neither takes from it nor gives to it, unless rows can be taken back.
 
     Attributes:
@@ -152,13 +175,19 @@ class KeptSink:
         lost: What it would have to have again and has not, in words; None: nothing.
     """
 
-    name: str
+    name: Annotated[str, HIDDEN]
     kind: str
     lacks: bool
     keeps: bool
-    moves: bool
-    brings: TablePromotion | None = None
-    lost: str | None = None
+    moves: Annotated[bool, HIDDEN]
+    brings: Annotated[TablePromotion | None, HIDDEN] = None
+    lost: Annotated[str | None, HIDDEN] = None
+
+    @property
+    @fact
+    def rows_added(self) -> int:
+        """The number of rows of the branch that come."""
+        return self.brings.rows_added if self.brings is not None else 0
 
     @property
     def obstacles(self) -> list[str]:
@@ -174,7 +203,7 @@ class KeptSink:
 
 
 @dataclass(frozen=True, slots=True)
-class PromotionPlan:
+class PromotionPlan(Facts):
     """The changes that a promotion would make.
 
     Attributes:
@@ -187,51 +216,21 @@ class PromotionPlan:
         taken_back: Those obstacles that the pipeline has promoted or edited since the fork, oldest first.
         corrected: Those obstacles that say which input of a backfill has changed since.
         elsewhere: The sinks that are no tables.
+        checkpoint: The promotion's own; None: a dry run.
     """
 
     branch: str
     head: Checkpoint
     base: Checkpoint
-    tip: Checkpoint
-    behind: Mapping[str, Arrivals]
-    tables: tuple[TablePromotion, ...]
+    tip: Annotated[Checkpoint, Named("branch_head")]
+    behind: Annotated[Mapping[str, Arrivals], Named("files_behind")]
+    tables: Annotated[tuple[TablePromotion, ...], By("table")]
     obstacles: tuple[str, ...]
-    only: Range | None = None
+    only: Annotated[Range | None, Named("range")] = None
     taken_back: tuple[TakenBack, ...] = ()
-    corrected: tuple[str, ...] = ()
-    elsewhere: tuple[KeptSink, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "branch": self.branch,
-            "head": self.head.id,
-            "base": self.base.id,
-            "branch_head": self.tip.id,
-            "files_behind": {name: arrived.waiting for name, arrived in self.behind.items()},
-            "range": str(self.only) if self.only is not None else None,
-            "tables": {
-                table.table: {
-                    "rows_removed": table.rows_removed,
-                    **(table.back.facts if table.back is not None else {}),
-                    "rows_added": table.rows_added,
-                    "files_added": len(table.comes),
-                    "unknown_commits": [list(entry) for entry in table.back.unknown] if table.back else [],
-                }
-                for table in self.tables
-            },
-            "sinks": {
-                sink.name: {
-                    "kind": sink.kind,
-                    "keeps": sink.keeps and sink.brings is None,
-                    "lacks": sink.lacks and sink.brings is None,
-                    "rows_added": sink.brings.rows_added if sink.brings is not None else 0,
-                }
-                for sink in self.elsewhere
-            },
-            "taken_back": [asdict(taken) for taken in self.taken_back],
-            "obstacles": list(self.obstacles),
-        }
+    corrected: Annotated[tuple[str, ...], HIDDEN] = ()
+    elsewhere: Annotated[tuple[KeptSink, ...], By("name", "sinks")] = ()
+    checkpoint: CheckpointId | None = None
 
 
 Planner = Callable[[Pipeline, Settings, str], PromotionPlan]
@@ -313,7 +312,8 @@ def _elsewhere(
                 _check_whole(name, comes)
                 brings = TablePromotion(name, None, comes, schema)
             gave_rows, lost = tip.published(name) is not None, old.lost if old is not None else None
-            sinks.append(KeptSink(name, kind, gave_rows, old is not None, sink is not None, brings, lost))
+            lacks, keeps = gave_rows and brings is None, old is not None and brings is None
+            sinks.append(KeptSink(name, kind, lacks, keeps, sink is not None, brings, lost))
     return sinks
 
 

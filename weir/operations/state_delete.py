@@ -16,8 +16,8 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import gate_hold, publishing_refused
 from state_ops.errors import PrunedError, WeirError
+from state_ops.facts import Facts, Named
 from state_ops.fsck.sinks import OUTPUTS
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.keyed.forget import ForgottenKey, copy_without
@@ -63,7 +64,7 @@ _SCRATCH = "forget-"
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Facts):
     """The entries of a key in a retained checkpoint.
 
     Attributes:
@@ -81,7 +82,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Remaining:
+class Remaining(Facts):
     """A place that may have the key still.
 
     Attributes:
@@ -96,7 +97,7 @@ class Remaining:
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class Deletion(Facts):
     """The result of forgetting a key, or the plan of it.
 
     Attributes:
@@ -109,23 +110,11 @@ class Deletion:
 
     stage: str
     key: tuple[str, ...]
-    holdings: tuple[Holding, ...]
+    holdings: Annotated[tuple[Holding, ...], Named("checkpoints")]
     remains: tuple[Remaining, ...]
-    head: CheckpointId
+    head: Annotated[CheckpointId, Named("before")]
     checkpoint: CheckpointId | None = None
     bytes_written: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "stage": self.stage,
-            "key": list(self.key),
-            "checkpoints": [asdict(holding) for holding in self.holdings],
-            "remains": [asdict(place) for place in self.remains],
-            "before": self.head,
-            "checkpoint": self.checkpoint,
-            "bytes_written": self.bytes_written,
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from state_ops.arrow.frames import schema_to_json
 from state_ops.arrow.types import type_named
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import PipelineError
+from state_ops.facts import HIDDEN, Facts, Named, fact
 from state_ops.ids import CheckpointId
 from state_ops.keyed.imported_rows import fitting
 from state_ops.records.checkpoint import Checkpoint, stats_of
@@ -43,7 +44,7 @@ from weir.settings.configuration import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Facts):
     """The result of an import, or the plan of it.
 
     Attributes:
@@ -53,21 +54,22 @@ class Edit:
     """
 
     stage: str
-    replaces: bool
-    rows: Mapping[int, int]
-    head: CheckpointId | None
+    replaces: Annotated[bool, HIDDEN]
+    rows: Annotated[Mapping[int, int], Named("subtasks")]
+    head: Annotated[CheckpointId | None, Named("before")]
     checkpoint: CheckpointId | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "stage": self.stage,
-            "mode": "replace" if self.replaces else "merge",
-            "rows": sum(self.rows.values()),
-            "subtasks": dict(self.rows),
-            "before": self.head,
-            "checkpoint": self.checkpoint,
-        }
+    @property
+    @fact
+    def mode(self) -> str:
+        """replace or merge."""
+        return "replace" if self.replaces else "merge"
+
+    @property
+    @fact
+    def total(self) -> Annotated[int, Named("rows")]:
+        """The number of rows."""
+        return sum(self.rows.values())
 
 
 def import_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from state_ops.arrow.types import type_named
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.facts import FLAT, Facts
 from state_ops.moments import from_micros
 from state_ops.records.checkpoint import EPOCH, Checkpoint, stats_of
 from state_ops.storage.read_only import ReadOnlyStorage
@@ -48,19 +49,15 @@ class Certainty(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(Facts):
     """One thing about a row, in words."""
 
     certainty: Certainty
     what: str
 
-    def to_dict(self) -> dict[str, str]:
-        """JSON-ready."""
-        return {"certainty": self.certainty.value, "what": self.what}
-
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(Facts):
     """The origin of a row.
 
     Attributes:
@@ -74,31 +71,13 @@ class Explained:
 
     pipeline: str
     table: str
-    row: TableRow
+    row: Annotated[TableRow, FLAT]
     stage: str
     output: str
-    origin: Origin
+    origin: Annotated[Origin, FLAT]
     statements: tuple[Statement, ...]
     played: Played | None
     trace: Trace | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready but for values of rows."""
-        return {
-            "pipeline": self.pipeline,
-            "table": self.table,
-            "row": self.row.values,
-            "matches": self.row.matches,
-            "file": self.row.file,
-            "file_row": self.row.number,
-            "stage": self.stage,
-            "output": self.output,
-            "epoch": self.origin.epoch,
-            "subtask": self.origin.subtask,
-            "statements": [statement.to_dict() for statement in self.statements],
-            "played": self.played.to_dict() if self.played is not None else None,
-            "trace": self.trace.to_dict() if self.trace is not None else None,
-        }
 
 
 def explain(

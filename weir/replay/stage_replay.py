@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 import pyarrow as pa
@@ -13,6 +13,7 @@ from state_ops.arrow import frames
 from state_ops.arrow.types import type_named
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.facts import HIDDEN, Facts, Named, fact
 from state_ops.records.acks import Ack
 from state_ops.records.checkpoint import stats_of
 from state_ops.records.snapshot_files import OUTPUT, StagedFile, StateFile
@@ -33,12 +34,27 @@ SHOWN = 3
 """How many keys a sentence names."""
 
 
+@dataclass(frozen=True, slots=True)
+class Code(Facts):
+    """The code of a stage then and now.
+
+    Attributes:
+        then: A fingerprint; None: the checkpoint does not say.
+        changed: None: that is not recorded.
+    """
+
+    then: str | None
+    now: str
+    changed: bool | None
+
+
 @dataclass(frozen=True)
-class Played:
+class Played(Facts):
     """An epoch of one stage, played again.
 
     Attributes:
-        epoch: Its id; `parent`: of the checkpoint that it was begun on.
+        epoch: Its id.
+        parent: The checkpoint that it was begun on; None: it was the first.
         key: By key column, the value that was asked for; None: no key was.
         subtasks: Those that were played.
         slices: By source, what the epoch read, as its checkpoint records it.
@@ -51,7 +67,8 @@ class Played:
         differences: What is otherwise than it was; none: it is the same.
         keyed_by: The stage's key columns.
         code_then, code_now: Fingerprints of the stage's code; None: the checkpoint does not say.
-        seconds: By phase, what took how long; `fetched`: bytes of state that were fetched for it.
+        seconds: By phase, what took how long.
+        fetched: Bytes of state that were fetched for it.
         notes: What is to be known of this, in words.
     """
 
@@ -62,21 +79,22 @@ class Played:
     key: dict[str, Any] | None
     subtasks: tuple[int, ...]
     slices: dict[str, Any]
-    inputs: dict[str, pl.DataFrame]
+    inputs: Annotated[dict[str, pl.DataFrame], HIDDEN]
     before: pl.DataFrame
     after: pl.DataFrame
     recorded: pl.DataFrame
     outputs: dict[str, pl.DataFrame]
     published: dict[str, pl.DataFrame]
     differences: tuple[Difference, ...]
-    code_then: str | None
-    code_now: str
+    code_then: Annotated[str | None, HIDDEN]
+    code_now: Annotated[str, HIDDEN]
     seconds: dict[str, float]
-    fetched: int
-    keyed_by: tuple[str, ...] = ()
+    fetched: Annotated[int, Named("bytes_fetched")]
+    keyed_by: Annotated[tuple[str, ...], HIDDEN] = ()
     notes: tuple[str, ...] = ()
 
     @property
+    @fact
     def rows(self) -> pl.DataFrame:
         """The rows of all inputs."""
         return stacked([frame for frame in self.inputs.values() if frame.width])
@@ -97,6 +115,13 @@ class Played:
         return None if self.code_then is None else self.code_then != self.code_now
 
     @property
+    @fact
+    def code(self) -> Code:
+        """The code of the stage then and now."""
+        return Code(self.code_then, self.code_now, self.code_changed)
+
+    @property
+    @fact
     def verdict(self) -> str:
         """One sentence that says whether the replay made the same."""
         of = f"Epoch {self.epoch} of {self.pipeline}, stage {self.stage}"
@@ -117,30 +142,6 @@ class Played:
         keys = list(dict.fromkeys(in_words({name: row[name] for name in self.keyed_by}) for row in rows))
         more = f" and {len(keys) - SHOWN:,} more" if len(keys) > SHOWN else ""
         return f"the state of {counted(len(keys), 'key')} differs, {'; '.join(keys[:SHOWN])}{more}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready but for values of rows, which are Python's."""
-        return {
-            "pipeline": self.pipeline,
-            "stage": self.stage,
-            "epoch": self.epoch,
-            "parent": self.parent,
-            "verdict": self.verdict,
-            "key": self.key,
-            "subtasks": list(self.subtasks),
-            "slices": self.slices,
-            "rows": self.rows.to_dicts(),
-            "before": self.before.to_dicts(),
-            "after": self.after.to_dicts(),
-            "recorded": self.recorded.to_dicts(),
-            "outputs": {name: frame.to_dicts() for name, frame in self.outputs.items()},
-            "published": {name: frame.to_dicts() for name, frame in self.published.items()},
-            "differences": [difference.to_dict() for difference in self.differences],
-            "code": {"then": self.code_then, "now": self.code_now, "changed": self.code_changed},
-            "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
-            "bytes_fetched": self.fetched,
-            "notes": list(self.notes),
-        }
 
 
 def in_words(key: Mapping[str, Any]) -> str:
@@ -244,7 +245,7 @@ def played(replay: EpochReplay, stage: Stage, key: Sequence[pa.Array] | None, su
         differences=tuple(entry for entry in compared if entry is not None),
         code_then=stats_of(checkpoint, stage.uid).code,
         code_now=replay.context.code_of(stage),
-        seconds=dict(replay.phases.seconds),
+        seconds={phase: round(took, 3) for phase, took in replay.phases.seconds.items()},
         fetched=replay.fetched,
         keyed_by=stage.key if stage.has_state else (),
         notes=(*looking.notes, *seen.notes),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.facts import HIDDEN, Facts, Named
 from state_ops.ids import parse_epoch_dir
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import OUTPUT, StateFile
@@ -34,25 +35,26 @@ _STAGED = re.compile(r"/(g\d+-e\d+)/(\d+)-[^/]+(?:/\d+)?\.parquet$")
 
 
 @dataclass(frozen=True, slots=True)
-class TableRow:
+class TableRow(Facts):
     """A row that fits what was asked for.
 
     Attributes:
         values: By column.
-        file: The table's file that has it, as its log names it; `number`: the row's number in the file.
+        file: The table's file that has it, as its log names it.
+        number: The row's number in that file.
         matches: How many rows of the table fit, this one among them.
         table_version: The version of the table that was read.
     """
 
-    values: dict[str, Any]
+    values: Annotated[dict[str, Any], Named("row")]
     file: str
-    number: int
+    number: Annotated[int, Named("file_row")]
     matches: int
-    table_version: int
+    table_version: Annotated[int, HIDDEN]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Facts):
     """The epoch that handed a row out, as far as it can be told.
 
     Attributes:
@@ -64,8 +66,8 @@ class Origin:
 
     epoch: int | None
     subtask: int | None
-    recorded: bool
-    how: str
+    recorded: Annotated[bool, HIDDEN]
+    how: Annotated[str, HIDDEN]
 
 
 def writer_of(pipeline: Pipeline, table: str) -> tuple[Stage, str, Sink]:

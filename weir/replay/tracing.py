@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 import pyarrow as pa
 
 from state_ops.errors import WeirError
+from state_ops.facts import HIDDEN, Facts
 from weir.definition import Input, Stage
 from weir.definition.column_lineage import before, seen_as
 from weir.inspection import state_reader
@@ -58,7 +59,7 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Facts):
     """The rows that one epoch gave to a key.
 
     Attributes:
@@ -70,12 +71,9 @@ class Contribution:
     rows: pl.DataFrame
     slices: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "slices": self.slices, "rows": self.rows.to_dicts()}
-
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Facts):
     """The rows of one key of a stage, of the epochs that changed its state.
 
     Attributes:
@@ -91,17 +89,7 @@ class Trace:
     contributions: tuple[Contribution, ...]
     unknown: tuple[str, ...]
     before: tuple[Trace, ...] = ()
-    is_whole: bool = True
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready but for values of rows."""
-        return {
-            "stage": self.stage,
-            "key": self.key,
-            "contributions": [contribution.to_dict() for contribution in self.contributions],
-            "unknown": list(self.unknown),
-            "before": [trace.to_dict() for trace in self.before],
-        }
+    is_whole: Annotated[bool, HIDDEN] = True
 
 
 def trace(

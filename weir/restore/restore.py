@@ -15,9 +15,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from state_ops.backends import composite
 from state_ops.backends.base import BEYOND
@@ -28,6 +29,7 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.coordination.restore_progress import RestoreProgress, Restoring, described
 from state_ops.counts import counted
 from state_ops.errors import DamageError, GateError
+from state_ops.facts import HIDDEN, Facts, Named, fact
 from state_ops.ids import epoch_dir
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import Checkpoint, abandoned
@@ -83,52 +85,82 @@ class StoredSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class RestorePlan:
+class StageFiles(Facts):
+    """The files of a stage's state in a checkpoint.
+
+    Attributes:
+        bytes_local: Of those that lie whole on this host.
+    """
+
+    subtasks: int
+    files: int
+    bytes: int
+    bytes_local: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan(Facts):
     """The work of restoring a checkpoint on this host.
 
     Attributes:
         waiting: Files of rows that stages have not applied.
         cached: Bytes among the objects of this host.
         newest: No later checkpoint has been published.
+        restored: The restore; None: a dry run.
     """
 
     checkpoint: Checkpoint
-    parts: tuple[StoredSnapshot, ...]
-    waiting: tuple[StateFile, ...]
-    cached: int
-    newest: bool
+    parts: Annotated[tuple[StoredSnapshot, ...], HIDDEN]
+    waiting: Annotated[tuple[StateFile, ...], HIDDEN]
+    cached: Annotated[int, Named("bytes_cached")]
+    newest: Annotated[bool, HIDDEN]
+    restored: Restored | None = None
 
     @property
-    def bytes(self) -> int:
+    @fact
+    def completed_at(self) -> datetime:
+        """When the checkpoint was completed."""
+        return self.checkpoint.completed_at
+
+    @property
+    @fact
+    def bytes(self) -> Annotated[int, Named("bytes_total")]:
+        """All bytes of its state."""
         return sum(part.bytes for part in self.parts)
 
     @property
-    def local(self) -> int:
+    @fact
+    def local(self) -> Annotated[int, Named("bytes_local")]:
+        """The bytes that lie in this host's snapshots."""
         return sum(part.bytes for part in self.parts if part.here)
 
     @property
+    @fact
+    def to_fetch(self) -> Annotated[int, Named("bytes_to_fetch")]:
+        """The bytes that come from storage."""
+        return self.bytes - self.local - self.cached
+
+    @property
+    @fact
+    def stages(self) -> dict[str, StageFiles]:
+        """The files of state, by the stage's uid."""
+        by_stage: dict[str, list[StoredSnapshot]] = {}
+        for part in self.parts:
+            by_stage.setdefault(part.stage, []).append(part)
+        return {
+            uid: StageFiles(
+                len(parts),
+                sum(len(part.taken.files) for part in parts),
+                sum(part.bytes for part in parts),
+                sum(part.bytes for part in parts if part.here),
+            )
+            for uid, parts in by_stage.items()
+        }
+
+    @property
+    @fact
     def files(self) -> int:
         return sum(len(part.taken.files) for part in self.parts) + len(self.waiting)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        stages: dict[str, dict[str, int]] = {}
-        for part in self.parts:
-            stage = stages.setdefault(part.stage, {"subtasks": 0, "files": 0, "bytes": 0, "bytes_local": 0})
-            stage["subtasks"] += 1
-            stage["files"] += len(part.taken.files)
-            stage["bytes"] += part.bytes
-            stage["bytes_local"] += part.bytes if part.here else 0
-        return {
-            "checkpoint": self.checkpoint.id,
-            "completed_at": self.checkpoint.completed_at.isoformat(),
-            "files": self.files,
-            "bytes_total": self.bytes,
-            "bytes_local": self.local,
-            "bytes_cached": self.cached,
-            "bytes_to_fetch": self.bytes - self.local - self.cached,
-            "stages": stages,
-        }
 
 
 def plan_restore(

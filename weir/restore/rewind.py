@@ -21,13 +21,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated
 
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import publishing_refused
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.facts import HIDDEN, By, Facts, Named, fact
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import FORKED, REWIND, WITH_PARTS, Checkpoint, began, stats_of
@@ -57,19 +59,27 @@ _MOST_TAKEN = 20  # ranges of rows that are recorded as taken back; then two cou
 
 
 @dataclass(frozen=True, slots=True)
-class SourceRewind:
+class StateBytes(Facts):
+    """The bytes of a stage's state before and after a rewind."""
+
+    now: int
+    then: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRewind(Facts):
     """The consequences of a rewind for one source.
 
     Attributes:
-        again: What is read again.
+        again: How many files, or parts, are read again.
         gone: Names of files or parts that would have to be, and are not there as they were.
         piece: "file" or "part".
     """
 
-    source: str
+    source: Annotated[str, HIDDEN]
     again: Arrivals
     gone: tuple[str, ...]
-    piece: str
+    piece: Annotated[str, HIDDEN]
 
     def __str__(self) -> str:
         again = f"{self.again} {agrees(self.again.waiting, 'is', 'are')} read again"
@@ -77,7 +87,7 @@ class SourceRewind:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkRewind:
+class SinkRewind(Facts):
     """A sink that is no table, and has been given rows of checkpoints that are abandoned.
 
     Attributes:
@@ -92,14 +102,14 @@ class SinkRewind:
         has: The newest checkpoint that it has, or may have, rows of.
     """
 
-    name: str
+    name: Annotated[str, HIDDEN]
     kind: str
     published: CheckpointId | None
     then: CheckpointId | None
     stays: str | None
-    lost: str | None
-    moves: bool
-    has: CheckpointId | None
+    lost: Annotated[str | None, HIDDEN]
+    moves: Annotated[bool, HIDDEN]
+    has: Annotated[CheckpointId | None, HIDDEN]
 
     @property
     def obstacles(self) -> list[str]:
@@ -111,69 +121,46 @@ class SinkRewind:
 
 
 @dataclass(frozen=True, slots=True)
-class RewindPlan:
+class RewindPlan(Facts):
     """The consequences of a rewind.
 
     Attributes:
         head: The newest checkpoint now.
         to: The one that it goes back to; with id 0, before the first one.
         abandoned: Completed checkpoints in between.
-        stages: Bytes of state now and then, by uid.
+        stages: Bytes of state, by the stage's uid.
         tables: Those of the pipeline, also where nothing is given back.
         obstacles: Why it is refused unless they are accepted, in words.
         sinks: Those that are no tables.
         lacking: By sink that lacks committed rows which are taken back: the checkpoint that it has for certain, and
             then those that it lacks, as far as the registry knows.
-        never: By sink, those that it lacks as it says itself: they are not published first.
+        never: By sink, the checkpoints that it lacks as it says itself. They are taken back before their rows came
+            into it.
+        checkpoint: The rewind's own, or the newest one where nothing was to be taken back; None: a dry run.
     """
 
     head: Checkpoint
     to: Checkpoint
     abandoned: tuple[CheckpointId, ...]
-    stages: dict[str, tuple[int, int]]
-    sources: tuple[SourceRewind, ...]
-    tables: tuple[TableRewind, ...]
+    stages: Annotated[dict[str, StateBytes], Named("state_bytes")]
+    sources: Annotated[tuple[SourceRewind, ...], By("source")]
+    tables: Annotated[tuple[TableRewind, ...], By("table")]
     obstacles: tuple[str, ...]
-    sinks: tuple[SinkRewind, ...] = ()
-    lacking: Mapping[str, tuple[CheckpointId | None, ...]] = field(default_factory=dict)
-    never: Mapping[str, tuple[CheckpointId, ...]] = field(default_factory=dict)
+    sinks: Annotated[tuple[SinkRewind, ...], By("name")] = ()
+    lacking: Annotated[Mapping[str, tuple[CheckpointId | None, ...]], HIDDEN] = field(default_factory=dict)
+    never: Annotated[Mapping[str, tuple[CheckpointId, ...]], Named("unpublished")] = field(default_factory=dict)
+    checkpoint: CheckpointId | None = None
+
+    @property
+    @fact
+    def to_completed_at(self) -> datetime | None:
+        """When that was completed; null: it is before the first checkpoint."""
+        return self.to.completed_at if self.to.id else None
 
     @property
     def takes_back(self) -> bool:
         """True unless the newest checkpoint is the one to go back to, so that nothing is taken back."""
         return self.to.id != self.head.id
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "head": self.head.id,
-            "to": self.to.id,
-            "to_completed_at": self.to.completed_at.isoformat() if self.to.id else None,
-            "abandoned": list(self.abandoned),
-            "state_bytes": {uid: {"now": now, "then": then} for uid, (now, then) in self.stages.items()},
-            "sources": {
-                source.source: {"again": source.again.waiting, "gone": list(source.gone)} for source in self.sources
-            },
-            "tables": {
-                table.table: {
-                    "version": table.version,
-                    "as_of_version": table.then,
-                    "rows_removed": table.rows,
-                    **table.facts,
-                    "files_removed": len(table.goes),
-                    "files_restored": len(table.comes),
-                    "unknown_commits": [list(entry) for entry in table.unknown],
-                    "vacuumed_files": list(table.vacuumed),
-                }
-                for table in self.tables
-            },
-            "sinks": {
-                sink.name: {"kind": sink.kind, "published": sink.published, "then": sink.then, "stays": sink.stays}
-                for sink in self.sinks
-            },
-            "unpublished": {sink: list(ids) for sink, ids in self.never.items()},
-            "obstacles": list(self.obstacles),
-        }
 
 
 def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
@@ -276,7 +263,7 @@ def planned(
         for name, id in never_published(head, to).items()
     ]
     uids = {*head.operators, *to.operators}
-    sizes = {uid: (stats_of(head, uid).bytes_total, stats_of(to, uid).bytes_total) for uid in sorted(uids)}
+    sizes = {uid: StateBytes(stats_of(head, uid).bytes_total, stats_of(to, uid).bytes_total) for uid in sorted(uids)}
     return RewindPlan(
         head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles), elsewhere, lacking,
         {name: ids for name, ids in never.items() if ids},

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from state_ops.errors import ConfigurationError
+from state_ops.facts import HIDDEN, Facts, Named, fact
+from state_ops.ids import CheckpointId
 from state_ops.records.checkpoint import SEEK, Checkpoint
 from weir.connectors.source import Position
 from weir.definition import Pipeline
@@ -27,7 +29,7 @@ from weir.sources.reader import SourceReader
 
 
 @dataclass(frozen=True, slots=True)
-class SeekPlan:
+class SeekPlan(Facts):
     """The consequences of a seek.
 
     Attributes:
@@ -36,18 +38,28 @@ class SeekPlan:
         was: Its position now.
         then: Its position afterwards.
         waits: How many rows wait behind that; None: nobody knows.
+        checkpoint: The seek's own; None: a dry run.
     """
 
     head: Checkpoint
     source: str
-    was: Position | None
-    then: dict[str, Any]
+    was: Annotated[Position | None, HIDDEN]
+    then: Annotated[dict[str, Any], HIDDEN]
     waits: int | None
+    checkpoint: CheckpointId | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        was = self.was["at"] if self.was is not None else None
-        return {"head": self.head.id, "source": self.source, "from": was, "to": self.then["at"], "waits": self.waits}
+    @property
+    @fact
+    def from_at(self) -> Annotated[Position | None, Named("from")]:
+        """The position up to which it has been read; null: nowhere."""
+        return self.was["at"] if self.was is not None else None
+
+    @property
+    @fact
+    def to(self) -> Position:
+        """The position from which it goes on."""
+        at: Position = self.then["at"]
+        return at
 
 
 def plan(pipeline: Pipeline, settings: Settings, source: str, to: str | datetime | Position) -> SeekPlan:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from state_ops.counts import agrees, counted
 from weir.sources.slices import SetAside, SourceFile
@@ -44,6 +44,8 @@ class Arrivals:
         unit: What is counted: "file", or "row" of a connector.
         problem: Why nobody could look, in words; None: somebody has.
     """
+
+    shown_as: ClassVar = "waiting"
 
     fresh: tuple[SourceFile, ...] = ()
     below: tuple[SourceFile, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.weir.cli.test_schemas import commands
+from weir.cli import main
 from weir.settings.configuration import PROJECT
 
 _PAGES = [
@@ -50,7 +50,7 @@ def named(text: str) -> Iterator[tuple[str, set[str]]]:
 def test_every_option_that_is_named_with_a_command_is_one_of_it():
     known = {
         name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for name, command in commands().items()
+        for name, command in main.commands().items()
     }
     wrong = [
         f"{file.relative_to(PROJECT)}: weir {name} {option}"
@@ -64,6 +64,6 @@ def test_every_option_that_is_named_with_a_command_is_one_of_it():
 
 @pytest.mark.parametrize("files", [_PAGES, _CODE], ids=["pages", "messages"])
 def test_every_command_that_is_named_is_there(files):
-    first_words = {name.partition(" ")[0] for name in commands()}
+    first_words = {name.partition(" ")[0] for name in main.commands()}
     words = {word for file in files for text in texts(file) for word in _IN_CODE.findall(text)}
     assert len(words) > 10 and words <= first_words, words - first_words

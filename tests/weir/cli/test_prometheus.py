@@ -30,12 +30,14 @@ from tests.recovery.small import Bank, successor, until
 from tests.tools.sampling import sampled
 from tests.weir.gates.test_gates import between, gated
 from tests.weir.operators.functions.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
-from weir.cli import metrics, restore
+from weir.cli import metrics
+from weir.cli.operations import command_of
 from weir.cli.prometheus import Exporter, samples
 from weir.cli.watching.pipeline_look import PipelineLook, Watched
 from weir.epoch import steps
 from weir.execution.in_process import InMemoryExecutor
 from weir.operations import drill
+from weir.operations.declared import declared
 from weir.run import fsck, maintenance
 from weir.run.run import RunOptions, open_storage, run
 from weir.settings import configuration as settings
@@ -214,7 +216,8 @@ def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
     for name, value in bank.site.env.items():
         monkeypatch.setenv(name, value)
     bank.epochs(1, 2)
-    restore.restore("small")
+    restore = command_of(declared("restore"))
+    restore(pipeline="small")
     values = scraped(bank)
     assert values["weir_restore_last_valid", "small"] == 1
     assert values["weir_restore_last_checkpoint_id", "small"] == 2
@@ -224,7 +227,7 @@ def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
     assert head is not None
     (bank.site.storage / bank.registry.files(head)[0].path).unlink()
     with pytest.raises(DamageError):
-        restore.restore("small")
+        restore(pipeline="small")
     assert scraped(bank)["weir_restore_last_valid", "small"] == 0
 
 

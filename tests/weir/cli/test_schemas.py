@@ -9,12 +9,11 @@ import sys
 
 import jsonschema
 import pytest
-import typer
 
 from tests.recovery.small import Bank
 from tests.tools import described
 from weir.cli import main
-from weir.cli.schemas import printed
+from weir.cli.schemas.schema import HISTORY, printed
 from weir.settings.configuration import PROJECT
 
 COMMANDS = {
@@ -75,24 +74,15 @@ def weir(bank, monkeypatch, capsys):
     return run
 
 
-def commands() -> dict[str, typer.core.TyperCommand]:
-    """All commands by name, those of groups too."""
-    by_name = {}
-    for name in main._MODULES:
-        command = main._command(name)
-        by_name |= {f"{name} {part}": of for part, of in getattr(command, "commands", {}).items()} or {name: command}
-    return by_name
-
-
 def test_every_command_with_json_has_a_schema():
     with_json = {
-        name for name, command in commands().items() if any("--json" in option.opts for option in command.params)
+        name for name, command in main.commands().items() if any("--json" in option.opts for option in command.params)
     }
-    assert with_json | {printed.HISTORY} == printed.BY_COMMAND.keys()
+    assert with_json | {HISTORY} == printed().keys()
 
 
 def test_each_schema_is_compared_with_what_is_printed():
-    assert COMMANDS.keys() | ELSEWHERE.keys() == printed.BY_COMMAND.keys()
+    assert COMMANDS.keys() | ELSEWHERE.keys() == printed().keys()
     for command, file in ELSEWHERE.items():
         text = (PROJECT / file).read_text()
         assert re.search(rf'"{command}",.*"--json"|check_facts\("{command}"', text), f"{file} does not run {command}"
@@ -124,4 +114,4 @@ def test_an_unknown_key_or_one_that_is_lacking_is_noticed(weir):
 def test_the_commands_that_have_one_are_listed_as_they_are_typed(weir):
     lines = weir("schema").splitlines()
     assert "weir schema status" in lines and 'weir schema "state get --history"' in lines
-    assert len(lines) == len(printed.BY_COMMAND)
+    assert len(lines) == len(printed())

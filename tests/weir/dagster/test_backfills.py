@@ -12,11 +12,12 @@ import pytest
 from state_ops.records.checkpoint import PROMOTION
 from tests.recovery.test_backfill import Plant, pipeline
 from tests.weir.dagster.without_spark import in_this_process
-from weir.dagster import backfills, jobs
+from weir.dagster import backfills, jobs, operations
 from weir.dagster.factory import weir_definitions
 from weir.dagster.tables.partitions import definition
 from weir.operations import forks
 from weir.operations.backfill import plan
+from weir.operations.declared import every
 from weir.settings.configuration import BackfillSettings
 
 OWN = dg.AssetKey(["sensors", "backfill"])
@@ -178,8 +179,9 @@ def test_a_typo_in_the_launchpad_is_refused_with_what_is_allowed(works, config, 
 def test_no_configuration_of_a_run_takes_a_choice_as_free_text():
     free = {"savepoint", "name", "reason", "branch", "directory", "accept"}  # what is no obstacle accepts nothing
     kinds = [kind for module in (backfills, jobs) for kind in vars(module).values() if isinstance(kind, type)]
+    kinds += [operations.config_of(of) for of in every() if of.job is not None]
     configs = [kind for kind in kinds if issubclass(kind, dg.Config) and kind is not dg.Config]
-    assert len(configs) == 8
+    assert len(configs) == 9
     for kind in configs:
         for name, field in kind.model_fields.items():
             assert name in free or str not in (field.annotation, *get_args(field.annotation)), (kind.__name__, name)

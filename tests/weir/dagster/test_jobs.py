@@ -18,8 +18,8 @@ from tests.recovery.small import until
 from tests.tools.sampling import sampled
 from tests.weir.dagster.without_spark import CHECKPOINT, House
 from weir import expect
-from weir.dagster.jobs import to_accept
 from weir.dagster.names import REASON, TRIGGER
+from weir.dagster.operations import to_accept
 from weir.ownership.pipeline_storage import open_storage
 from weir.run import maintenance
 

@@ -72,7 +72,7 @@ def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_
             "sample": [2, 2, 2],
             "keys": [{"id": "k1"}, {"id": "k2"}, {"id": "k3"}],
         },
-        passed.to_dict(),
+        passed.recorded(),
     ]
     assert gate_hold.read(storage_of(bank), None) is None
 
@@ -129,7 +129,7 @@ def test_a_sample_says_whose_rows_it_shows():
     assert verdict.keys == ({"k": "c"}, {"k": "e"}, {"k": "g"})
     assert str(verdict).endswith('4 of 8 rows, e.g. 30 (k = "c"), 50 (k = "e"), 70 (k = "g")')
     assert mean.keys == () and not mean.passed
-    recorded = verdict.to_dict()
+    recorded = verdict.recorded()
     assert evaluation.GateVerdict.from_dict("s", recorded).keys == verdict.keys
     assert (
         evaluation.GateVerdict.from_dict("s", {name: recorded[name] for name in recorded if name != "keys"}).keys == ()

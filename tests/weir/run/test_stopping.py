@@ -11,8 +11,10 @@ from state_ops.coordination.suspension import Suspension
 from state_ops.ids import CheckpointId, Generation
 from state_ops.records.triggers import Trigger
 from tests.recovery.small import Bank, until
-from weir.cli import running, savepoints
+from weir.cli import operations
+from weir.cli.operations import command_of
 from weir.execution.in_process import InMemoryExecutor
+from weir.operations.declared import declared
 from weir.ownership.pipeline_storage import open_storage
 from weir.run import sensor
 from weir.run.run import RunOptions, run
@@ -47,8 +49,7 @@ def bank(tmp_path, monkeypatch) -> Bank:
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1)
     bank.land(2)
-    for command in (running, savepoints):
-        monkeypatch.setattr(command, "find", lambda _name: (bank.site.pipeline, bank.site.settings))
+    monkeypatch.setattr(operations, "find", lambda _name: (bank.site.pipeline, bank.site.settings))
     return bank
 
 
@@ -67,10 +68,14 @@ def ticked(bank: Bank) -> sensor.Decision:
     return sensor.decide(sight, sensor.SensorMemory(), bank.site.settings.dagster.max_lag_files)
 
 
+def command(name: str, **options: bool) -> None:
+    command_of(declared(name))(pipeline="small", **options)
+
+
 ENDINGS = {
-    "stop": lambda: running.stop("small", drain=False, savepoint=None),
-    "cancel and retain": lambda: savepoints.cancel("small", delete=False),
-    "cancel and delete": lambda: savepoints.cancel("small", delete=True),
+    "stop": lambda: command("stop"),
+    "cancel and retain": lambda: command("cancel", delete=False),
+    "cancel and delete": lambda: command("cancel", delete=True),
 }
 
 
@@ -84,8 +89,8 @@ def test_a_pipeline_that_a_person_ended_while_nothing_ran_is_not_begun_again_by_
 
 @pytest.mark.parametrize("drain", [False, True])
 def test_a_stop_says_that_sensors_wait_for_a_person_although_nothing_ran(bank, monkeypatch, capsys, drain):
-    monkeypatch.setattr(running, "_follow", lambda *_: None)  # what drains; it needs Spark
-    running.stop("small", drain=drain, savepoint=None)
+    monkeypatch.setattr(operations, "follow", lambda *_: None)  # what drains; it needs Spark
+    command("stop", drain=drain)
     printed = capsys.readouterr().out
     assert printed.startswith("No coordinator of small is running")
     assert printed.endswith("Sensors begin nothing until `weir resume small`, `weir run small` or Materialize.\n")
@@ -104,7 +109,7 @@ def test_a_sensors_run_that_was_queued_before_the_end_does_nothing_and_says_so(b
 
 
 def test_a_persons_run_begins_again(bank):
-    running.stop("small", drain=False, savepoint=None)
+    command("stop")
     assert committed(bank, RunOptions(until_caught_up=True)) == [2]
     assert suspension.read(storage_of(bank)) is None
     bank.land(3)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from weir.cli.console import Json, Name, err, out, print_json, waiting
+from weir.cli.console import Json, Name, err, out, print_json, prints, waiting
 from weir.cli.debugging.showing import Spark, code_in_words, show_difference, show_rows, slice_in_words
 from weir.cli.shell import completion
 from weir.loading import find
@@ -18,6 +18,7 @@ from weir.replay.replay import Playing
 from weir.replay.stage_replay import Played
 
 
+@prints(Played)
 def debug(
     pipeline: Name,
     epoch: Annotated[
@@ -59,7 +60,7 @@ def debug(
         with waiting("playing the epoch again") as say:
             seen = asked(Playing(definition, settings, spark, say))
     if json:
-        print_json(seen.to_dict())
+        print_json(seen)
     else:
         _show(seen, limit)
     if not seen.is_same:

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from state_ops.counts import agrees, counted
 from state_ops.printable import on_one_line
-from weir.cli.console import Json, Name, out, print_json, waiting
+from weir.cli.console import Json, Name, out, print_json, prints, waiting
 from weir.cli.debugging.showing import Spark, show_difference, show_rows, slice_in_words, value_in_words
 from weir.cli.shell import completion
 from weir.loading import find
@@ -22,6 +22,7 @@ _MORE = "--limit N shows as many as you say, --json all."
 _COLORS = {Certainty.KNOWN: "green", Certainty.INFERRED: "yellow", Certainty.UNKNOWN: "bold red"}
 
 
+@prints(Explained)
 def explain(
     pipeline: Name,
     table: Annotated[str, typer.Argument(help="The table.", metavar="TABLE", autocompletion=completion.tables)],
@@ -41,7 +42,7 @@ def explain(
     with waiting("looking for the row") as say:
         seen = explained(definition, settings, table, row, spark=spark, say=say)
     if json:
-        print_json(seen.to_dict())
+        print_json(seen)
         return
     _show(seen, limit)
 

@@ -20,7 +20,7 @@ from state_ops.errors import (
     TransientError,
     WeirError,
 )
-from weir.cli.console import Json, Name, data_alone, err, hushed, print_json, waiting
+from weir.cli.console import Json, Name, data_alone, err, hushed, print_json, prints, waiting
 from weir.cli.shell import completion
 from weir.execution.in_process import InMemoryExecutor
 from weir.loading import named
@@ -42,6 +42,7 @@ _Samples = Annotated[
 ]
 
 
+@prints(Review)
 def ci(
     pipeline: Name,
     origin: Annotated[
@@ -99,7 +100,7 @@ def ci(
         output.write_text(comment.markdown(tried, samples), encoding="utf-8")
         err.print(escape(f"{comment.verdict(tried)}. The comment: {output}"))
     if json:
-        print_json(tried.to_dict(values=samples > 0))
+        print_json(tried if samples > 0 else tried.without_values())
     elif output is None:
         typer.echo(comment.markdown(tried, samples), nl=False)
     if tried.fails(fails):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from state_ops.counts import counted
+from state_ops.facts import Facts
 from state_ops.moments import from_micros
 from state_ops.outputs import MAIN
 from state_ops.records.checkpoint import EPOCH, Checkpoint
@@ -38,7 +38,7 @@ _GROWS_FROM_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class EpochFigures:
+class EpochFigures(Facts):
     """One checkpoint in figures.
 
     Attributes:
@@ -71,11 +71,6 @@ class EpochFigures:
     bytes_total: int
     bytes_new: int
     files: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        times = {name: getattr(self, name).isoformat() for name in ("triggered_at", "completed_at")}
-        return {**asdict(self), **times}
 
 
 def of_epoch(row: Checkpoint, pipeline: Pipeline) -> EpochFigures:
@@ -172,7 +167,7 @@ def number_waiting(arrived: Mapping[str, Arrivals]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StageFigures:
+class StageFigures(Facts):
     """A stage in the newest checkpoint.
 
     Attributes:
@@ -194,10 +189,6 @@ class StageFigures:
     watermark: datetime | None
     skew: float | None = None
     largest: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self), "watermark": self.watermark.isoformat() if self.watermark else None}
 
 
 def of_stages(head: Checkpoint, files: Iterable[StateFile] = ()) -> list[StageFigures]:
@@ -245,7 +236,7 @@ def _skew(by_subtask: Mapping[int, int], parallelism: int) -> tuple[float | None
 
 
 @dataclass(frozen=True, slots=True)
-class SinkFigures:
+class SinkFigures(Facts):
     """A sink beside the newest checkpoint.
 
     Attributes:
@@ -263,10 +254,6 @@ class SinkFigures:
     published_at: datetime | None
     lacks_since: int | None = None
     why: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self), "published_at": self.published_at.isoformat() if self.published_at else None}
 
 
 def of_sinks(look: PipelineLook, pipeline: Pipeline) -> list[SinkFigures]:

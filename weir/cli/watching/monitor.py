@@ -5,18 +5,71 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from state_ops.coordination.lease import FAILED, INTERRUPTED
 from state_ops.errors import ConfigurationError, TransientError, WeirError
 from state_ops.records.pins import SAVEPOINT
+from weir.cli.status import CoordinatorFacts, coordinator_facts
 from weir.cli.watching import figures
 from weir.cli.watching.figures import EpochFigures, SinkFigures, StageFigures
 from weir.cli.watching.pipeline_look import Looks, Outcome, PipelineLook, Watched
-from weir.cli.watching.problems import Problem, last_failure, problems, unreadable
+from weir.cli.watching.problems import Failure, Problem, last_failure, problems, unreadable
 from weir.settings.configuration import Settings, load
 
 _EPOCHS_KEPT = 120
+
+
+class NewestCheckpoint(TypedDict):
+    """The newest checkpoint of a pipeline."""
+
+    id: int
+    completed_at: str
+    age_seconds: float
+
+
+class SeenFacts(TypedDict, total=False):
+    """The figures of a pipeline that could be read.
+
+    Attributes:
+        in_flight: Epochs that a living coordinator has begun since the newest checkpoint.
+        restarts: Coordinators that followed another one, since the oldest of the epochs.
+        last_failure: How a coordinator ended that nobody had asked to.
+        lag: By source, how much waits: null where that cannot be told.
+    """
+
+    in_flight: int
+    restarts: int
+    last_failure: Failure | None
+    held: dict[str, Any] | None
+    lag: dict[str, int | None]
+    units: dict[str, str]
+    rows_per_second: float | None
+    state_bytes: int
+    state_growth_bytes_per_hour: float | None
+    retained: int
+    savepoints: int
+    epochs: list[EpochFigures]
+    stages: list[StageFigures]
+    sinks: list[SinkFigures]
+
+
+class WatchedFacts(SeenFacts):
+    """A pipeline as `weir top` sees it.
+
+    Attributes:
+        state: Who runs it, in a word: running, unknown, idle, interrupted, stopped, drained, cancelled, HELD, DEAD,
+            HANGS, FAILED, UNREAD.
+        error: Why it cannot be read; then there are no figures.
+    """
+
+    pipeline: str
+    storage: str | None
+    state: str
+    error: str | None
+    problems: list[Problem]
+    checkpoint: NewestCheckpoint | None
+    coordinator: CoordinatorFacts | None
 
 
 @dataclass
@@ -60,15 +113,15 @@ class Row:
         outcome = look.holder.outcome if look.holder is not None else None
         return {FAILED: "FAILED", INTERRUPTED: INTERRUPTED}.get(outcome or "", "idle")
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, as `weir top --once --json` prints it."""
+    def facts(self) -> WatchedFacts:
+        """Return what `weir top --once --json` prints."""
         look = self.look
-        facts: dict[str, Any] = {
+        facts: WatchedFacts = {
             "pipeline": self.name,
             "storage": self.storage,
             "state": self.state,
             "error": None if self.error is None else str(self.error),
-            "problems": [problem.to_dict() for problem in self.problems],
+            "problems": self.problems,
             "checkpoint": None,
             "coordinator": None,
         }
@@ -78,16 +131,8 @@ class Row:
         if head is not None:
             age = round((look.at - head.completed_at).total_seconds(), 1)
             facts["checkpoint"] = {"id": head.id, "completed_at": head.completed_at.isoformat(), "age_seconds": age}
-        facts["coordinator"] = {
-            "alive": look.alive,
-            "host": holder.host if holder else None,
-            "pid": holder.pid if holder else None,
-            "run_id": holder.run_id if holder else None,
-            "outcome": holder.outcome if holder else None,
-            "died": holder is not None and look.alive is False and not holder.stopped,
-            "generation": look.generation,
-        }
         return facts | {
+            "coordinator": coordinator_facts(holder, look.alive, look.generation),
             "in_flight": look.in_flight,
             "restarts": figures.restarts(self.epochs, look),
             "last_failure": last_failure(holder),
@@ -99,9 +144,9 @@ class Row:
             "state_growth_bytes_per_hour": figures.growth_per_hour(self.epochs),
             "retained": len(look.retained),
             "savepoints": sum(pin.kind == SAVEPOINT for pin in look.pins),
-            "epochs": [epoch.to_dict() for epoch in self.epochs],
-            "stages": [stage.to_dict() for stage in self.stages],
-            "sinks": [sink.to_dict() for sink in self.sinks],
+            "epochs": self.epochs,
+            "stages": self.stages,
+            "sinks": self.sinks,
         }
 
 

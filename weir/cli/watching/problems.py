@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TypedDict
 
 from state_ops.coordination import restore_progress
 from state_ops.coordination.gate_hold import GATE
@@ -13,6 +13,7 @@ from state_ops.coordination.lease import FAILED, Lease
 from state_ops.coordination.results import Checked
 from state_ops.counts import agrees, counted
 from state_ops.errors import DISK_FULL, WeirError, page_about, plainly
+from state_ops.facts import Facts
 from state_ops.moments import to_the_second
 from state_ops.records.checkpoint import EPOCH, ROWS_LOST
 from weir.cli.watching.figures import EpochFigures, ago, number_waiting, restarts, size, waiting
@@ -35,7 +36,7 @@ _BY_ERROR = {"InputError": "docs/playbooks/wrong-input.md", "DamageError": _DAMA
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Facts):
     """One thing that is wrong, or good to know.
 
     Attributes:
@@ -48,10 +49,6 @@ class Problem:
     what: str
     next: str = ""
     page: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 def unreadable(error: Exception) -> Problem:
@@ -168,7 +165,22 @@ def _page(holder: Lease) -> str | None:
     return _BY_ERROR.get(last.get("error") or "")
 
 
-def last_failure(holder: Lease | None) -> dict[str, Any] | None:
+class Failure(TypedDict, total=False):
+    """The unwanted end of a coordinator, as a lease has it. Other releases may write more.
+
+    Attributes:
+        how: failed: by an error; interrupted: by a signal; died: without a word.
+    """
+
+    how: str
+    when: str
+    run_id: str | None
+    generation: int
+    error: str | None
+    message: str | None
+
+
+def last_failure(holder: Lease | None) -> Failure | None:
     """Return the newest unwanted end of a coordinator, as `lease.failure` gives it; None if none is known."""
     return holder.failures[-1] if holder is not None and holder.failures else None
 

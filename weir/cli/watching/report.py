@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from jinja2 import Environment, FileSystemLoader
@@ -23,6 +23,7 @@ from state_ops.coordination.gate_hold import GateHold
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, PipelineError
 from state_ops.extras import version
+from state_ops.facts import HIDDEN, Facts, Named, fact
 from state_ops.records.checkpoint import stats_of
 from state_ops.redaction import redacted
 from weir.cli.watching import figures, plots, timeline
@@ -41,39 +42,38 @@ _UNEXPECTED = re.compile(rf"({NOT_HELD}): .*")
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Facts):
     """The content of a report.
 
     Attributes:
         row: The pipeline as it is now.
         epochs: Those that the report is about, oldest first.
         events: What happened, the newest first.
+        problems: The worst first.
+        file: Where the page is; None: nowhere yet.
     """
 
-    row: Row
-    pipeline: Pipeline
-    look: PipelineLook
-    settings: Settings
+    row: Annotated[Row, HIDDEN]
+    pipeline: Annotated[Pipeline, HIDDEN]
+    look: Annotated[PipelineLook, HIDDEN]
+    settings: Annotated[Settings, HIDDEN]
     epochs: Sequence[EpochFigures]
     problems: Sequence[Problem]
     events: Sequence[Event]
     made_at: datetime
+    file: Path | None = None
 
-    def to_dict(self, file: Path) -> dict[str, Any]:
-        """JSON-ready, without the pictures.
+    @property
+    @fact
+    def title(self) -> Annotated[str, Named("pipeline")]:
+        """The pipeline's name."""
+        return self.pipeline.title
 
-        Args:
-            file: Where the page is.
-        """
-        return {
-            "file": str(file),
-            "pipeline": self.pipeline.title,
-            "storage": self.row.storage,
-            "made_at": self.made_at.isoformat(),
-            "problems": [problem.to_dict() for problem in self.problems],
-            "epochs": [epoch.to_dict() for epoch in self.epochs],
-            "events": [event.to_dict() for event in self.events],
-        }
+    @property
+    @fact
+    def storage(self) -> str | None:
+        """Where the pipeline's storage is."""
+        return self.row.storage
 
 
 def moment(text: str, now: datetime) -> datetime:

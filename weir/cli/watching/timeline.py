@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from state_ops.coordination.lease import DIED
 from state_ops.counts import counted
+from state_ops.facts import Facts
 from state_ops.records.checkpoint import EDIT, EPOCH, FORK, POSITIONS, PROMOTION, REWIND, SEEK, START, Checkpoint
 from state_ops.records.pins import BRANCH
 from state_ops.records.restores import Restored
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(Facts):
     """One thing that happened.
 
     Attributes:
@@ -42,10 +42,6 @@ class Event:
     kind: str
     what: str
     severity: str = NOTE
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {"at": self.at.isoformat(), "kind": self.kind, "what": self.what, "severity": self.severity}
 
 
 def events(

@@ -9,16 +9,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 from rich.console import Console
 
 from state_ops.errors import ConfigurationError
-from weir.cli.console import Json, err, print_json
+from weir.cli.console import Json, err, print_json, prints
 from weir.cli.shell import completion
 from weir.cli.watching import screen
-from weir.cli.watching.monitor import Monitor
+from weir.cli.watching.monitor import Monitor, WatchedFacts
 from weir.cli.watching.screen import ScreenChoice
 from weir.settings.configuration import Settings, load
 
@@ -27,6 +27,14 @@ _TICK = 1.0  # seconds between drawings: ages go on
 _NO_TERMINAL_WIDTH = 200
 
 
+class Top(TypedDict):
+    """Pipelines as they are now."""
+
+    at: str
+    pipelines: list[WatchedFacts]
+
+
+@prints(Top)
 def top(
     pipelines: Annotated[
         list[str] | None,
@@ -78,7 +86,8 @@ def _print(monitor: Monitor, json: bool) -> None:
     monitor.collect(0.0)
     rows = screen.in_order(monitor.rows, "name")
     if json:
-        print_json({"at": datetime.now(UTC).isoformat(), "pipelines": [row.to_dict() for row in rows]})
+        shown: Top = {"at": datetime.now(UTC).isoformat(), "pipelines": [row.facts() for row in rows]}
+        print_json(shown)
         return
     console = screen.console(width=None if sys.stdout.isatty() else _NO_TERMINAL_WIDTH)
     console.print(screen.plain(rows, console.width))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,11 +53,18 @@ _DAY = 86_400_000_000  # microseconds
 class Range:
     """Event times from `start` on, up to and without `end`: microseconds since 1970 UTC."""
 
+    shown_as: ClassVar = "in_words"
+
     start: int
     end: int
 
-    def __str__(self) -> str:
+    @property
+    def in_words(self) -> str:
+        """Its first minute and its end, for people."""
         return f"{from_micros(self.start):%Y-%m-%d %H:%M} to {from_micros(self.end):%Y-%m-%d %H:%M}"
+
+    def __str__(self) -> str:
+        return self.in_words
 
     def of(self, table: pa.Table, column: str) -> pa.Array:
         """Return which rows lie in the range; never null."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -27,6 +27,7 @@ from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import DamageError, plainly
+from state_ops.facts import FLAT, HIDDEN, Facts, Named, fact
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.publications import Publication
@@ -79,7 +80,7 @@ class Promoted:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsBack:
+class RowsBack(Facts):
     """The numbers of a table's rows that change when the table is taken back.
 
     Attributes:
@@ -88,9 +89,9 @@ class RowsBack:
         come: Rows that are there again.
     """
 
-    changed: int
-    gone: int
-    come: int
+    changed: Annotated[int, Named("rows_changed")]
+    gone: Annotated[int, Named("rows_gone")]
+    come: Annotated[int, Named("rows_come")]
 
     def __str__(self) -> str:
         ways = [
@@ -102,7 +103,7 @@ class RowsBack:
 
 
 @dataclass(frozen=True, slots=True)
-class TableRewind:
+class TableRewind(Facts):
     """The changes that a rewind makes to one table.
 
     Attributes:
@@ -115,18 +116,31 @@ class TableRewind:
         becomes: What that does to its rows; None: nobody has looked, or there are too many.
     """
 
-    table: str
+    table: Annotated[str, HIDDEN]
     version: int
-    then: int | None
-    goes: tuple[DataFile, ...]
-    comes: tuple[DataFile, ...]
-    unknown: tuple[tuple[int, str], ...]
-    vacuumed: tuple[str, ...]
-    promoted: tuple[Promoted, ...] = ()
-    becomes: RowsBack | None = None
+    then: Annotated[int | None, Named("as_of_version")]
+    goes: Annotated[tuple[DataFile, ...], HIDDEN]
+    comes: Annotated[tuple[DataFile, ...], HIDDEN]
+    unknown: Annotated[tuple[tuple[int, str], ...], Named("unknown_commits")]
+    vacuumed: Annotated[tuple[str, ...], Named("vacuumed_files")]
+    promoted: Annotated[tuple[Promoted, ...], HIDDEN] = ()
+    becomes: Annotated[RowsBack | None, FLAT] = None
 
     @property
-    def rows(self) -> int:
+    @fact
+    def files_removed(self) -> int:
+        """The number of files that go."""
+        return len(self.goes)
+
+    @property
+    @fact
+    def files_restored(self) -> int:
+        """The number of files that come back."""
+        return len(self.comes)
+
+    @property
+    @fact
+    def rows_removed(self) -> int:
         """The number of rows that the table has fewer afterwards."""
         return sum(file.rows for file in self.goes) - sum(file.rows for file in self.comes)
 
@@ -137,13 +151,6 @@ class TableRewind:
             return str(self.becomes)
         gone, come = (counted(sum(file.rows for file in files), "row") for files in (self.goes, self.comes))
         return f"files with {gone} go, older ones with {come} come back"
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """The changes of its rows, for programs. It is empty if they were not counted."""
-        if self.becomes is None:
-            return {}
-        return {f"rows_{name}": number for name, number in asdict(self.becomes).items()}
 
 
 def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from state_ops.facts import Facts
 from state_ops.value_text import as_json
 from weir.inspection.comparison.floats import rounded
 
@@ -16,7 +17,7 @@ STATE = "state"
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Facts):
     """Rows that only one of the two has.
 
     Attributes:
@@ -28,10 +29,6 @@ class Difference:
     of: str
     recorded: tuple[dict[str, Any], ...]
     replayed: tuple[dict[str, Any], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {"of": self.of, "recorded": list(self.recorded), "replayed": list(self.replayed)}
 
 
 def difference(of: str, recorded: pl.DataFrame, replayed: pl.DataFrame) -> Difference | None:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError
+from state_ops.facts import HIDDEN, Facts, Flat, Named, fact
 from state_ops.ids import CheckpointId
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.value_text import text_of
@@ -35,7 +36,7 @@ SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class StateDifference:
+class StateDifference(Facts):
     """The result of a comparison. Only fields that both states have decide whether a row changed.
 
     Attributes:
@@ -44,13 +45,13 @@ class StateDifference:
         retyped: By field, its types in both.
     """
 
-    first: CheckpointId
-    second: CheckpointId
-    counts: dict[str, int]
-    gone: tuple[str, ...]
-    new: tuple[str, ...]
-    retyped: dict[str, tuple[str, str]]
-    _connection: Any
+    first: Annotated[CheckpointId, Named("from")]
+    second: Annotated[CheckpointId, Named("to")]
+    counts: Annotated[dict[str, int], Flat((ADDED, REMOVED, CHANGED))]
+    gone: Annotated[tuple[str, ...], Named("fields_only_in_from")]
+    new: Annotated[tuple[str, ...], Named("fields_only_in_to")]
+    retyped: Annotated[dict[str, tuple[str, str]], Named("fields_of_other_type")]
+    _connection: Annotated[Any, HIDDEN]
 
     def rows(self, most: int | None = None) -> AbstractContextManager[tuple[pa.Schema, Iterator[pa.Table]]]:
         """Return the differences in key order: `change`, `key`, `old` and `new` as structs, and `fields`, the names of
@@ -155,7 +156,7 @@ def _objects(view: View, subtask: int) -> set[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class StateDiff:
+class StateDiff(Facts):
     """The difference of one stage's state.
 
     Attributes:
@@ -165,12 +166,24 @@ class StateDiff:
         timers: How many timers only one side has, in words; "" if both have the same, or they were not compared.
     """
 
-    stage: str
-    counts: dict[str, int] | None
+    stage: Annotated[str, HIDDEN]
+    counts: Annotated[dict[str, int] | None, Flat((ADDED, REMOVED, CHANGED))]
     sample: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
     left_out: tuple[str, ...] = ()
     timers: str = ""
+
+    @property
+    @fact
+    def not_compared(self) -> str:
+        """Why it could not be compared; then there are no counts."""
+        return self.why if self.counts is None else ""
+
+    @property
+    @fact
+    def fields(self) -> str:
+        """The fields that only one side has, or that have another type, in words."""
+        return self.why if self.counts is not None else ""
 
     @property
     def same(self) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 
 from state_ops.arrow import frames
+from state_ops.facts import HIDDEN, Facts, Flat
 from weir.definition import Pipeline
 from weir.definition.names import START
 from weir.inspection.comparison.floats import are_compared_as_floats, is_number, nine_digits
@@ -28,7 +29,7 @@ KINDS = (ADDED, REMOVED, CHANGED)
 
 
 @dataclass(frozen=True, slots=True)
-class TableDiff:
+class TableDiff(Facts):
     """The difference of one table.
 
     Attributes:
@@ -42,9 +43,9 @@ class TableDiff:
         left_out: Columns that are not compared, since they say when a row was processed.
     """
 
-    table: str
-    rows: tuple[int, int]
-    counts: dict[str, int]
+    table: Annotated[str, HIDDEN]
+    rows: Annotated[tuple[int, int], Flat(("rows", "rows_branch"))]
+    counts: Annotated[dict[str, int], Flat(KINDS)]
     days: dict[str, dict[str, int]]
     sample: list[dict[str, Any]]
     columns: str = ""
@@ -53,18 +54,6 @@ class TableDiff:
     @property
     def same(self) -> bool:
         return not any(self.counts.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready but for the values of the sample."""
-        return {
-            "rows": self.rows[0],
-            "rows_branch": self.rows[1],
-            **self.counts,
-            "days": self.days,
-            "columns": self.columns,
-            "left_out": list(self.left_out),
-            "sample": self.sample,
-        }
 
 
 def compared_rows(

@@ -19,6 +19,7 @@ from state_ops.value_text import text_of
 from weir.inspection.comparison.states import StateDiff, by_field
 from weir.inspection.comparison.tables import KINDS, TableDiff
 from weir.markdown import as_code
+from weir.operations.pull_request.replaying import to_commit_seconds
 from weir.operations.pull_request.review import (
     CODE,
     GATES,
@@ -28,7 +29,6 @@ from weir.operations.pull_request.review import (
     ROWS,
     STATE,
     Review,
-    to_commit_seconds,
 )
 from weir.operations.pull_request.taking import in_words
 

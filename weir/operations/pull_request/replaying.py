@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from state_ops.errors import (
     GateError,
@@ -22,6 +23,7 @@ from state_ops.errors import (
     VanishedError,
     WeirError,
 )
+from state_ops.facts import HIDDEN, Facts, Named, fact
 from state_ops.ids import CheckpointId
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import StateFile
@@ -45,8 +47,14 @@ _OF_NO_VALUE = ("VanishedError", "LostError", "PrunedError")  # they name files 
 _SECONDS = 24 * 3600.0  # of an epoch: this machine is another one than production's, and whoever waits has a limit
 
 
+def to_commit_seconds(checkpoint: Checkpoint) -> float | None:
+    """Return the seconds from an epoch's barrier to its commit, or None if they are not recorded."""
+    took = checkpoint.ms.get("to_commit")
+    return None if took is None else round(took / 1000, 3)
+
+
 @dataclass(frozen=True, slots=True)
-class EpochPlayed:
+class EpochPlayed(Facts):
     """An epoch that was replayed.
 
     Attributes:
@@ -57,15 +65,45 @@ class EpochPlayed:
         seconds: From its begin to the end of its publishing.
     """
 
-    recorded: Checkpoint
-    now: Checkpoint
-    files: tuple[StateFile, ...]
-    verdicts: tuple[GateVerdict, ...]
-    seconds: float
+    recorded: Annotated[Checkpoint, Named("id")]
+    now: Annotated[Checkpoint, HIDDEN]
+    files: Annotated[tuple[StateFile, ...], HIDDEN]
+    verdicts: Annotated[tuple[GateVerdict, ...], HIDDEN]
+    seconds: Annotated[float, HIDDEN]
+
+    @property
+    @fact
+    def rows(self) -> int:
+        """The number of rows that it read."""
+        return self.recorded.rows_read
+
+    @property
+    @fact
+    def seconds_production(self) -> float | None:
+        """The seconds from its barrier to its commit in production."""
+        return to_commit_seconds(self.recorded)
+
+    @property
+    @fact
+    def seconds_branch(self) -> float | None:
+        """The seconds from its barrier to its commit in the replay."""
+        return to_commit_seconds(self.now)
+
+    @property
+    @fact
+    def bytes_production(self) -> int:
+        """The bytes of new state in production."""
+        return self.recorded.bytes_new
+
+    @property
+    @fact
+    def bytes_branch(self) -> int:
+        """The bytes of new state in the replay."""
+        return self.now.bytes_new
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Facts):
     """Why the replay ended before its end.
 
     Attributes:
@@ -80,8 +118,8 @@ class Failed:
     epoch: int | None
     cause: str
     error: str
-    traceback: str = ""
-    kind: str = ""
+    traceback: Annotated[str, HIDDEN] = ""
+    kind: Annotated[str, HIDDEN] = ""
 
     def in_words(self, *, values: bool) -> str:
         """Return the error. Without values: of a gate what the error stands for; of all else what failed, the classes

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import pyarrow as pa
 
@@ -26,8 +26,9 @@ from state_ops import extras
 from state_ops.arrow import frames
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError, PrunedError, WeirError
+from state_ops.facts import FLAT, By, Facts, Named, fact
 from state_ops.moments import from_micros
-from state_ops.records.checkpoint import Checkpoint, stats_of
+from state_ops.records.checkpoint import stats_of
 from state_ops.redaction import redacted
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
@@ -66,7 +67,7 @@ Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
-class GateOutcome:
+class GateOutcome(Facts):
     """The verdicts of one gate on the branch, over all epochs.
 
     Attributes:
@@ -85,7 +86,7 @@ class GateOutcome:
     on_failure: str
     failed: tuple[int, ...]
     asked: int
-    before: int | None
+    before: Annotated[int | None, Named("failed_before")]
     example: str = ""
 
     @property
@@ -112,7 +113,7 @@ class GateOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
+class Review(Facts):
     """The result.
 
     Attributes:
@@ -120,7 +121,7 @@ class Review:
         origin: The branch whose epochs were replayed; "main" is the pipeline itself.
         plan: Against production's newest checkpoint; None: the code cannot even be imported.
         chosen: The epochs that were to be replayed; None where nothing was tried.
-        played: Those that came to their end.
+        played: The epochs that came to their end.
         failed: What ended the replay before its end.
         tables: How rows differ, by sink.
         states: How state differs, by stage, if the replay came to its end.
@@ -133,13 +134,13 @@ class Review:
     """
 
     pipeline: str
-    origin: str
+    origin: Annotated[str, Named("from")]
     plan: StatePlan | None
-    chosen: Chosen | None = None
-    played: tuple[EpochPlayed, ...] = ()
+    chosen: Annotated[Chosen | None, FLAT] = None
+    played: Annotated[tuple[EpochPlayed, ...], Named("epochs")] = ()
     failed: Failed | None = None
-    tables: tuple[TableDiff, ...] = ()
-    states: tuple[StateDiff, ...] = ()
+    tables: Annotated[tuple[TableDiff, ...], By("table")] = ()
+    states: Annotated[tuple[StateDiff, ...], By("stage", "state")] = ()
     gates: tuple[GateOutcome, ...] = ()
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -158,6 +159,7 @@ class Review:
         return sum(sum(state.counts.values()) for state in self.states if state.counts is not None)
 
     @property
+    @fact
     def found(self) -> tuple[str, ...]:
         """The members of `KINDS` that were found."""
         is_so = {
@@ -177,49 +179,10 @@ class Review:
         """Return whether a kind is found that is named in `on`."""
         return not set(on).isdisjoint(self.found)
 
-    def to_dict(self, *, values: bool = True) -> dict[str, Any]:
-        """JSON-ready but for the values of samples. values: what gates have seen of rows is in it, too."""
-        chosen = self.chosen
-        return {
-            "pipeline": self.pipeline,
-            "from": self.origin,
-            "found": list(self.found),
-            "plan": None if self.plan is None else self.plan.to_dict(),
-            "newest": None if chosen is None else int(chosen.newest.id),
-            "base": None if chosen is None or chosen.base is None else int(chosen.base.id),
-            "epochs": [_epoch_to_dict(epoch) for epoch in self.played],
-            "failed": None
-            if self.failed is None
-            else {"epoch": self.failed.epoch, "cause": self.failed.cause, "error": self.failed.in_words(values=values)},
-            "tables": {table.table: table.to_dict() for table in self.tables},
-            "state": {
-                state.stage: {
-                    **(state.counts or {}),
-                    "why": state.why,
-                    "timers": state.timers,
-                    "left_out": list(state.left_out),
-                    "sample": state.sample,
-                }
-                for state in self.states
-            },
-            "gates": [
-                {
-                    "of": outcome.of,
-                    "gate": outcome.gate,
-                    "on_failure": outcome.on_failure,
-                    "failed": list(outcome.failed),
-                    "asked": outcome.asked,
-                    "failed_before": outcome.before,
-                    "example": outcome.example if values else "",
-                }
-                for outcome in self.gates
-            ],
-            "not_compared": list(self.not_compared),
-            "notes": list(self.notes),
-            "bytes_copied": self.bytes_copied,
-            "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
-            "parallelism": self.parallelism,
-        }
+    def without_values(self) -> Review:
+        """Return the review without what gates and errors say of rows, which may have their values."""
+        failed = self.failed and replace(self.failed, error=self.failed.in_words(values=False))
+        return replace(self, failed=failed, gates=tuple(replace(outcome, example="") for outcome in self.gates))
 
 
 def _without_values(plan: StatePlan) -> StatePlan:
@@ -228,23 +191,6 @@ def _without_values(plan: StatePlan) -> StatePlan:
     findings = (replace(each, what=left_out) if each.aspect == "sample" else each for each in plan.findings)
     samples = (each if each.problem is None else replace(each, problem=left_out) for each in plan.samples)
     return replace(plan, findings=tuple(findings), samples=tuple(samples))
-
-
-def _epoch_to_dict(epoch: EpochPlayed) -> dict[str, Any]:
-    return {
-        "id": int(epoch.recorded.id),
-        "rows": epoch.recorded.rows_read,
-        "seconds_production": to_commit_seconds(epoch.recorded),
-        "seconds_branch": to_commit_seconds(epoch.now),
-        "bytes_production": epoch.recorded.bytes_new,
-        "bytes_branch": epoch.now.bytes_new,
-    }
-
-
-def to_commit_seconds(checkpoint: Checkpoint) -> float | None:
-    """Return the seconds from an epoch's barrier to its commit, or None if they are not recorded."""
-    took = checkpoint.ms.get("to_commit")
-    return None if took is None else round(took / 1000, 3)
 
 
 def not_imported(pipeline: str, origin: str, error: WeirError) -> Review:
@@ -295,7 +241,8 @@ def review(
     with scratch_dir(home, "weir-ci-") as directory:
         trial = _Trial(pipeline, production, settings, origin, epochs, directory, sample, executor, on_epoch)
         done = trial.run()
-    return replace(done, seconds={**done.seconds, "all": time.perf_counter() - clock})
+    seconds = {**done.seconds, "all": time.perf_counter() - clock}
+    return replace(done, seconds={phase: round(took, 3) for phase, took in seconds.items()})
 
 
 def _check_apart(home: Path, pipeline: Pipeline, settings: Settings) -> None:

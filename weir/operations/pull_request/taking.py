@@ -14,10 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import Annotated
 
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import agrees, counted
 from state_ops.errors import DamageError, MissingError, PrunedError, WeirError
+from state_ops.facts import HIDDEN, Facts
 from state_ops.records.checkpoint import EPOCH, Checkpoint
 from state_ops.records.snapshot_files import OUTPUT, STATE, StateFile
 from state_ops.storage.read_only import ReadOnlyStorage
@@ -31,7 +33,7 @@ from weir.replay.replayer import not_playable, waits
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(Facts):
     """Epochs that follow one another.
 
     Attributes:
@@ -43,8 +45,8 @@ class Chosen:
 
     newest: Checkpoint
     base: Checkpoint | None
-    epochs: tuple[Checkpoint, ...]
-    notes: tuple[str, ...]
+    epochs: Annotated[tuple[Checkpoint, ...], HIDDEN]
+    notes: Annotated[tuple[str, ...], HIDDEN]
 
 
 @dataclass(frozen=True, slots=True)
