@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
   if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
 
-.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed picture release lock bounds bench bench-epoch bench-exchange bench-state bench-windows bench-async
+.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed picture release lock bounds bench bench-epoch bench-state bench-windows bench-async
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,9 +95,6 @@ bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
 
 bench-epoch: $(STAMP) ## Measure where the time of an epoch goes, with rows and without; three minutes
 	@$(PY) -m benchmarks.epoch_profile
-
-bench-exchange: $(STAMP) ## Measure rows on their way to subtasks, in blocks and as Spark's rows; about a quarter of an hour
-	@$(PY) -m benchmarks.exchange
 
 bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and Bytewax's; hours, can be interrupted
 	@$(PY) -m benchmarks.state.run --full

@@ -32,10 +32,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from weir import Pipeline
 from weir.epoch.model import EpochReport
-from weir.execution.spark.java import java_home
-from weir.execution.spark.spark_jars import fetch, locked_jars
 from weir.run.run import RunOptions, run
-from weir.settings.configuration import Settings, load
+from weir.settings.configuration import Settings
 
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -136,26 +134,6 @@ def in_fresh_process(measure: Callable[..., Result], *arguments: Any) -> Result:
     """Measure in a process that has done nothing before."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, *arguments).result()
-
-
-def spark(*jars: str) -> Any:
-    """Spark as it comes, with two cores and 4 GB, and Delta where its jars are asked for.
-
-    Args:
-        jars: Which are needed, by their purpose in weir/execution/spark/jars.lock.
-    """
-    from pyspark.sql import SparkSession
-
-    cache = load({}).cache_dir
-    os.environ["JAVA_HOME"] = str(java_home(cache))
-    files = [str(jar) for purpose in jars for jar in fetch(locked_jars(purpose), cache)]
-    builder = SparkSession.builder.master("local[2]").config("spark.jars", ",".join(files))
-    builder = builder.config("spark.driver.memory", "4g").config("spark.sql.shuffle.partitions", "4")
-    builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    if "delta" in jars:
-        builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    return builder.getOrCreate()
 
 
 # Pace

@@ -1,7 +1,6 @@
 """A link between clients and an S3 server: every request waits, all bytes of both directions share one rate.
 
-    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS STALL_SECONDS ALTERNATE_SECONDS  0: without
-    that
+    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS ALTERNATE_SECONDS  0: without that
 
     client -> [request: head, delay, body by the bucket] -> server
     client <- [answer: bytes by the same bucket]         <- server
@@ -9,9 +8,6 @@
 Prints its port, serves until its stdin ends, then prints its counters as JSON. Without limits it does the same work, so
 that what it costs by itself is on both sides of a comparison. The head of a request is counted and waits; a body
 follows at the link's rate, however many connections there are.
-
-A stall: from the sixteenth write below `tables` on, nothing that is asked for there goes through for so long. Then it
-does, also what its client has given up and asked again meanwhile, as in a network that loses nothing.
 
 Alternating: the link begins without limits; after so many seconds it has them, after as many again it has not.
 """
@@ -28,20 +24,18 @@ from dataclasses import asdict, dataclass, field
 
 _CHUNK = 64 << 10
 _LARGEST_HEAD = 1 << 20
-_STALLS, _STALLS_AT = "tables", 16
 
 
 @dataclass(slots=True)
 class Counters:
     """What went over the link. requests: by method and by what is asked for, the directory two levels below the
-    bucket's prefix, or a listing. busy: seconds that the bytes take at its rate; 0 without one. stalled: requests that
-    met a stall. begun: seconds since 1970 when the first stretch of an alternating link began."""
+    bucket's prefix, or a listing. busy: seconds that the bytes take at its rate; 0 without one. begun: seconds since
+    1970 when the first stretch of an alternating link began."""
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     busy: float = 0.0
-    stalled: int = 0
     begun: float = 0.0
 
 
@@ -61,11 +55,8 @@ class Rate:
 
 
 class Link:
-    def __init__(
-        self, host: str, port: int, bytes_per_second: float, delay: float, stall: float, alternate: float
-    ) -> None:
+    def __init__(self, host: str, port: int, bytes_per_second: float, delay: float, alternate: float) -> None:
         self._server, self._delay, self._alternate = (host, port), delay, alternate
-        self._stall, self._over = stall, 0.0
         self.counters = Counters(begun=time.time())
         self._rate = Rate(bytes_per_second, self.counters, self._limited)
 
@@ -91,7 +82,6 @@ class Link:
                 head = await client.readuntil(b"\r\n\r\n")
                 kind = _kind(head.split(b"\r\n", 1)[0].decode())
                 self.counters.requests[kind] = self.counters.requests.get(kind, 0) + 1
-                await self._stalled(kind)
                 if self._delay and self._limited():
                     await asyncio.sleep(self._delay)
                 await self._up(head, to_server)
@@ -103,16 +93,6 @@ class Link:
 
     def _limited(self) -> bool:
         return not self._alternate or (time.time() - self.counters.begun) // self._alternate % 2 == 1
-
-    async def _stalled(self, kind: str) -> None:
-        if not self._stall or not kind.endswith(f" {_STALLS}"):
-            return
-        now = asyncio.get_running_loop().time()
-        if not self._over and self.counters.requests.get(f"PUT {_STALLS}", 0) >= _STALLS_AT:
-            self._over = now + self._stall
-        if now < self._over:
-            self.counters.stalled += 1
-            await asyncio.sleep(self._over - now)
 
     async def _body(self, client: asyncio.StreamReader, to_server: asyncio.StreamWriter, left: int) -> None:
         while left:
@@ -158,8 +138,8 @@ def _kind(line: str) -> str:
     return f"{method} {parts[4] if len(parts) > 4 else ''}".strip()
 
 
-async def main(host: str, port: str, megabytes: str, milliseconds: str, stall: str, alternate: str) -> None:
-    link = Link(host, int(port), float(megabytes) * 1e6, float(milliseconds) / 1e3, float(stall), float(alternate))
+async def main(host: str, port: str, megabytes: str, milliseconds: str, alternate: str) -> None:
+    link = Link(host, int(port), float(megabytes) * 1e6, float(milliseconds) / 1e3, float(alternate))
     listening = await asyncio.start_server(link.connect, "127.0.0.1", 0, limit=_LARGEST_HEAD)
     print(listening.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

@@ -37,7 +37,6 @@ def write(measured: Sequence[Row], target: Path, command: str) -> None:
         "alternating": [
             _alternating(ones) for ones in _grouped(good, "alternating", ("variant", "events")) if _shares(ones)
         ],
-        "stall": [_stall(ones) for ones in _grouped(good, "stall", ("variant", "events"))],
         "latency": [_latency(ones) for ones in _grouped(good, "latency", ("engine", "interval"))],
         "measurements": list(measured),
     }
@@ -134,18 +133,6 @@ def _shares(ones: list[Row]) -> list[float]:
             if number % 2 and number - 1 in speeds and number + 1 in speeds:
                 ratios.append(2 * speed / (speeds[number - 1] + speeds[number + 1]))
     return ratios
-
-
-def _stall(ones: list[Row]) -> Row:
-    return {
-        "variant": ones[-1]["variant"],
-        "seconds": statistics.median(sum(row["epoch_ms"]) / 1e3 for row in ones),
-        "longest": max(max(row["epoch_ms"]) / 1e3 for row in ones),
-        "stalled": statistics.median(row["counters"]["stalled"] for row in ones),
-        "high_water": [max(row["high_water"][half] for row in ones) for half in (0, 1)],
-        "memory": [max(row["memory"][half] for row in ones) for half in (0, 1)],
-        "differing": max(row["differing"] for row in ones),
-    }
 
 
 def _latency(ones: list[Row]) -> Row:

@@ -31,7 +31,6 @@ from benchmarks.state.workload import Workload
 
 LIMITS = (Limits(), Limits(20, 50))
 ALTERNATING_EPOCHS, STRETCH_SECONDS = 150, 14  # some 16 epochs of 500,000 events a stretch
-STALLS = (Limits(), Limits(stall=60))
 LOAD = Workload("asynchronous", 1_000_000, epochs=12, events=500_000)
 QUICK = Workload("asynchronous-quick", 200_000, epochs=4, events=100_000)
 INTERVALS = (0.0, 1.0, 5.0)
@@ -39,7 +38,7 @@ ENGINES = ("weir", "spark")
 
 
 Measured = Iterator[tuple[str, str, Callable[[int], Throughput | Latency]]]
-Part = Literal["throughput", "alternating", "stall", "latency"]
+Part = Literal["throughput", "alternating", "latency"]
 
 
 def main(
@@ -98,7 +97,6 @@ def _all(
     """Kind, name and call of every measurement, in the order in which they alternate."""
     alternating = replace(LIMITS[1], alternate=stretch)
     by_kind = {
-        "stall": [Variant(limits, 2) for limits in STALLS],
         "throughput": variants,
         "alternating": list(dict.fromkeys(replace(variant, limits=alternating) for variant in variants)),  # each once
     }

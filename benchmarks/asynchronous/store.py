@@ -38,18 +38,15 @@ _BUILD_SECONDS = 1800
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the link: megabytes (10^6 bytes) per second, milliseconds per request, seconds for which tables stand still
-    once; 0: none. alternate: seconds after which limits come and go; 0: they stay."""
+    """Of the link: megabytes (10^6 bytes) per second, milliseconds per request; 0: none. alternate: seconds after which
+    limits come and go; 0: they stay."""
 
     megabytes: float = 0.0
     delay_ms: float = 0.0
-    stall: float = 0.0
     alternate: float = 0.0
 
     @property
     def title(self) -> str:
-        if self.stall:
-            return f"tables stand still for {self.stall:g} s"
         limits = f"{self.megabytes:g} MB/s, {self.delay_ms:g} ms" if self.megabytes or self.delay_ms else "no limit"
         return f"{limits} for {self.alternate:g} s of every {2 * self.alternate:g}" if self.alternate else limits
 
@@ -102,7 +99,6 @@ def opened(limits: Limits, scratch: Path, data: Path) -> Iterator[Store]:
             server.port,
             limits.megabytes,
             limits.delay_ms,
-            limits.stall,
             limits.alternate,
         ) as link,
     ):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from benchmarks import harness
 from benchmarks.asynchronous.store import Limits, opened
@@ -47,8 +46,8 @@ class Throughput:
     """steady: events/s between the ends of the first and the last epoch. drained: of the epochs after the first, from
     the trigger of the second to the end of the last, so that nothing that overlaps with neither is left out.
     high_water: bytes below the work directory, hard links once: the most in the first and in the second half of that
-    time; memory: resident bytes of the engine's processes, alike. stretches: of an alternating link, events/s of each
-    stretch from the first whole one on; the first one's number, which has limits where it is odd."""
+    time. stretches: of an alternating link, events/s of each stretch from the first whole one on; the first one's
+    number, which has limits where it is odd."""
 
     variant: str
     repetition: int
@@ -59,7 +58,6 @@ class Throughput:
     epoch_ms: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     high_water: tuple[int, int] = (0, 0)
-    memory: tuple[int, int] = (0, 0)
     stretches: list[float] = field(default_factory=list)
     first_stretch: int = 0
     counters: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +100,7 @@ def _once(scratch: Path, run: Path, variant: Variant, load: Workload, repetition
                 },
             },
         )
-        with _sampled(lambda: _bytes(str(run / "work"))) as samples, _sampled(_resident) as resident:
+        with _sampled(lambda: _bytes(str(run / "work"))) as samples:
             place = environment(None, scratch)
             result = measure.start(task, "benchmarks.state.weir", place, run, _LIMIT_SECONDS)
         store.fetch("weir/bench/tables/totals/", run / "output")
@@ -118,7 +116,6 @@ def _once(scratch: Path, run: Path, variant: Variant, load: Workload, repetition
         epoch_ms=measure.epoch_ms(result.progress),
         phases=harness.medians(result.phases[:0:-1]),
         high_water=_halves(samples, begun, ended),
-        memory=_halves(resident, begun, ended),
         stretches=stretches,
         first_stretch=first_stretch,
         counters=store.counters,
@@ -167,16 +164,6 @@ def _sampled(bytes: Callable[[], int]) -> Iterator[Samples]:
     finally:
         over.set()
         sampler.join()
-
-
-def _resident() -> int:
-    """Resident bytes of all that this process has started: the engine with its JVM and workers, server and link. Shared
-    pages count in each."""
-    bytes = 0
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            bytes += process.memory_info().rss
-    return bytes
 
 
 def _bytes(directory: str) -> int:

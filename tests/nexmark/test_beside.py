@@ -1,14 +1,13 @@
-"""What Flink hands out, a log of changes, becomes a query's content, and the table says what of the targets is missed."""
+"""What Flink hands out, a log of changes, becomes a query's content."""
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 
 import duckdb
 import polars as pl
 
-from benchmarks.nexmark import beside, flink
+from benchmarks.nexmark import flink
 from benchmarks.nexmark.compare import compare
 from benchmarks.nexmark.generate import Options, generate
 
@@ -49,37 +48,3 @@ def test_flink_gets_the_same_rows_in_order(tmp_path):
         same = "SELECT count(*) FROM (FROM '{0}' EXCEPT ALL FROM '{1}')"
         folders = [tmp_path / "input" / name / "*.parquet", copy / name / "*.parquet"]
         assert [duckdb.sql(same.format(*pair)).fetchall() for pair in (folders, folders[::-1])] == [[(0,)], [(0,)]]
-
-
-def test_the_table_says_what_is_missed():
-    def row(query: str, engine: str, seconds: float, error: str = "") -> dict[str, object]:
-        figures = {} if error else {"rows": 1, "seconds": seconds, "cpu": seconds}
-        return {"query": query, "engine": engine, "rep": 0, "error": error, "load": 1.0, **figures}
-
-    rows = [row("q0", "weir", 1.3), row("q0", "spark", 1.0), row("q0", "flink", 0.1)]
-    rows += [row("q1", "weir", 1.1), row("q1", "spark", 1.0)]
-    rows += [row("q9", "weir", 1.0), row("q9", "flink", 0.9), row("q9", "spark", 0, "it failed")]
-    rows += [row("q18", "weir", 1.0), row("q18", "spark", 2.9), row("q18", "flink", 1.0)]
-    rows += [row("q19", "weir", 0, "it failed"), row("q19", "flink", 1.0)]
-    table = beside.summed(rows)
-    missed = {query: figures["missed"] for query, figures in table.items()}
-    assert missed == {"q0": "1.30 times Spark's time", "q1": "", "q9": "0.9 x Flink", "q18": "2.9 x Spark"}
-    figures = {
-        "machine": "m",
-        "command": "c",
-        "events": 1,
-        "epochs": 1,
-        "reps": 1,
-        "plot": "p.png",
-        "measurements": rows,
-    }
-    page = beside.page(figures)
-    assert "| q9 | 1 | 1.0 | 1.0 | | | 0.9 | 0.9 | | 0.9 x | 0.9 x Flink |" in page
-    assert "spark failed at q9: `it failed`" in page
-
-
-def test_repetitions_are_added_to_published_ones_of_the_same_size(tmp_path):
-    row = {"query": "q0", "engine": "weir", "rep": 0, "error": ""}
-    (tmp_path / "nexmark.json").write_text(json.dumps({"events": 100, "epochs": 4, "measurements": [row]}))
-    assert beside.published(tmp_path / "nexmark", 100, 4) == [row]
-    assert beside.published(tmp_path / "nexmark", 100, 5) == beside.published(tmp_path / "none", 100, 4) == []

@@ -8,6 +8,7 @@ import random
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.nexmark import truth
 from benchmarks.nexmark.content import schema_of
 from benchmarks.nexmark.generate import Options as Events
 from benchmarks.nexmark.generate import generate
@@ -25,6 +26,15 @@ def test_a_query_is_short_and_imports_what_authors_import(query):
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert [getattr(node, "module", None) for node in imports] == ["weir"]
     assert len(text.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("query", truth.QUERIES)
+def test_columns_have_the_names_the_order_and_the_types_of_the_suite(tmp_path, query):
+    truth.write(write(tmp_path / "input"), tmp_path / "out", [query])
+    schema = pq.read_schema(tmp_path / "out" / f"{query}.parquet")
+    assert list(zip(schema.names, schema.types, strict=True)) == [
+        (field.name, field.type) for field in schema_of(query)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.nexmark.generate import Options as Events
 from benchmarks.nexmark.generate import generate
 from benchmarks.nexmark.run import Options, played
-from benchmarks.nexmark.state import BOUNDED, curve, growth, page
+from benchmarks.nexmark.state import BOUNDED, curve, growth
 from weir.epoch import scheduler
 from weir.execution.in_process import InMemoryExecutor
 
@@ -45,16 +45,3 @@ def test_state_that_keeps_all_is_seen(events, tmp_path):
     stages = curve(played("q18", events, tmp_path / "work", Options(files=1), InMemoryExecutor()))
     assert growth(stages["last_bids"]["bytes"]) > 2.5
     assert growth(stages["last_bids"]["entries"]) > 2.5
-
-
-def test_a_page_says_how_much_each_stage_has_grown():
-    values = {"bytes": [2**20, 2**20, 2**21], "entries": [5, 5, 5]}
-    figures = {
-        "machine": "m",
-        "command": "c",
-        "events": 3,
-        "epochs": 3,
-        "plot": "p",
-        "curves": {"q7": {"highest": values}},
-    }
-    assert "| q7 | highest | 1.00 | 2.00 | 2.00 | 1.00 |" in page(figures)

@@ -35,7 +35,7 @@ STAGED = "-staged"
 AUTO, BLOCKS = "auto", "blocks"  # of the setting, beside ROWS
 
 # Bytes of a row, about, up to which blocks cost less than Spark's own rows; and where Spark would have to sort these as
-# well: measured by benchmarks/exchange.py.
+# well: measured, see benchmarks/results/exchange.md.
 _MOST_WIDTH = {FILES: (256, 640), CUT: (96, 256)}
 _TEXT = 16  # bytes of a value, if nothing is known of it
 _CUT_ROWS, _ROWS_A_BLOCK = 32_768, 1_024

@@ -6,8 +6,8 @@
 Which files may have a key is told by the least and greatest values that the log has of each; which do have one, by the
 key columns alone. All of it happens while the commit is made, on the very version that it follows: what others have
 done to the table since, an OPTIMIZE for instance, is respected, and whoever comes between makes it happen again. A try
-that was cut off leaves files that no log names, which are removed once one has landed. `benchmarks.upsert` compares
-this with delta-rs' MERGE.
+that was cut off leaves files that no log names, which are removed once one has landed. Beside delta-rs' MERGE it is
+measured in benchmarks/results/upsert.md.
 """
 
 from __future__ import annotations
