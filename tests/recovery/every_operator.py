@@ -76,6 +76,7 @@ HOWS = ("inner", "left", "right", "full", "semi", "anti")
 joins = [_joined(how, how=how, within=("-5m", "10m"), lateness=LATENESS) for how in HOWS]
 chosen = select("chosen", bids, "k", "v * 2 AS v", "made", where="v < 60", sink=delta.append("chosen"))
 both = union("both", chosen, side(plain, where="v > 9"), quiet, sink=delta.append("both"))
+offers = select("offers", asks, "ask", where="p > 10", sink=delta.append("offers"))
 windowed = window(
     "windowed", both, key="k", on="made", every="1h", lateness=LATENESS, sink=delta.append("windowed"),
     n=agg.count(), few=agg.count(where="v < 30"), kinds=agg.count_distinct("v"), about=agg.approx_distinct("v"),
@@ -89,6 +90,7 @@ counted = {
     "middle": agg.approx_quantile("v", 0.5),
     "last": agg.last("v"),
 }
+of_keys = {"keys": agg.count(), "least": agg.min("k"), "most": agg.max("k"), "kinds": agg.count_distinct("k")}
 final = top_n(
     "final", windowed, key="window_start", by=[desc("n"), "k"], n=2, until="window_end", sink=delta.append("final")
 )
@@ -102,7 +104,8 @@ pipeline = Pipeline(
         aggregate("highs", split.output("high"), key="k", n=agg.count(), v=agg.sum("v"), sink=delta.append("highs")),
         *joins,
         _joined("ever", ttl=None),
-        _joined("any", ttl="30d", how="semi"),
+        offers,
+        join("any", chosen, offers, on={"k": "ask"}, ttl="30d", how="semi", sink=delta.append("any")),
         as_of("rated", bids, side(asks, where="p > 10"), on={"k": "ask"}, lateness=LATENESS, sink=delta.append("rated")),
         lookup("named", chosen, table=NAMES, on="k", sink=delta.append("named")),
         lookup("strictly", chosen, table=NAMES, on="k", how="inner", broadcast=False, sink=delta.append("strictly")),
@@ -110,7 +113,7 @@ pipeline = Pipeline(
         windowed,
         final,
         counts,
-        aggregate("alike", counts, key="n", keys=agg.count(), changes=True, sink=delta.upsert("alike", key="n")),
+        aggregate("alike", counts, key="n", **of_keys, changes=True, sink=delta.upsert("alike", key="n")),
         aggregate("sums", chosen, key="k", order_by=["made", "v"], sink=delta.append("sums"), **counted),
         window("lately", split, key="k", on=None, every="1ms", n=agg.count(), sink=delta.append("lately")),
         deduplicate("unique", split, key=["k", "v"], on="made", ttl="30d", sink=delta.append("unique")),
@@ -139,7 +142,8 @@ TABLES = {
     },
     **{how: f"SELECT k, v, made FROM bids b {how} JOIN a ON {_PAIR}" for how in ("semi", "anti")},
     "ever": "SELECT b.k, b.v, b.made, a.since, a.p FROM bids b JOIN a ON b.k = a.ask",
-    "any": "SELECT k, v, made FROM bids b SEMI JOIN a ON b.k = a.ask",
+    "offers": "SELECT ask FROM a",
+    "any": "SELECT k, v, made FROM c b SEMI JOIN a ON b.k = a.ask",
     "rated": "SELECT b.k, b.v, b.made, a.since, a.p FROM bids b ASOF LEFT JOIN a ON b.k = a.ask AND b.made >= a.since",
     "named": "SELECT c.k, v, made, name FROM c LEFT JOIN names USING (k)",
     "strictly": "SELECT c.k, v, made, name FROM c JOIN names USING (k)",
@@ -148,7 +152,8 @@ TABLES = {
     " FROM h QUALIFY rank_number < 3",
     "best": "SELECT k, v, made, row_number() OVER (PARTITION BY k ORDER BY v DESC, made) AS rank_number FROM low"
     " QUALIFY rank_number < 4",
-    "alike": "SELECT n, count(*) AS keys FROM (SELECT count(*) AS n FROM c GROUP BY k) GROUP BY n",
+    "alike": "SELECT n, count(*) AS keys, min(k) AS least, max(k) AS most, count(DISTINCT k) AS kinds"
+    " FROM (SELECT k, count(*) AS n FROM c GROUP BY k) GROUP BY n",
     "unique": "SELECT DISTINCT k, v FROM low",
     "visits": """
         SELECT k, min(made) AS window_start, count(*) AS n FROM (

@@ -1,5 +1,5 @@
-"""Every operator where the number of subtasks changes, where checkpoints do not wait, and where its state is read at
-older checkpoints: always what DuckDB says of the input."""
+"""Every operator where the number of subtasks changes, where checkpoints do not wait, where its state is read at older
+checkpoints, and where rows are delivered otherwise than exactly once: always what DuckDB says of the input."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from state_ops.checkpoints.registry import Registry
+from state_ops.errors import WeirError
 from state_ops.records.checkpoint import Checkpoint
 from tests.recovery import every_operator as every
 from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
 from weir import testing
+from weir.epoch import steps
 from weir.execution.in_process import InMemoryExecutor
 from weir.inspection import state_reader
 from weir.run.run import RunOptions, run
@@ -89,3 +93,39 @@ def test_where_checkpoints_do_not_wait_it_is_the_same_at_any_parallelism(tmp_pat
     assert_tables(site)
     assert_state(site, history[-1], 2)
     site.assert_no_orphans()
+
+
+def cut_off(*asked, **options):
+    raise OSError("cut off")
+
+
+@pytest.mark.parametrize(
+    ("delivery", "step", "read"),
+    sampled(
+        [("at_least_once", (Registry, "commit"), (1, 2, 3)), ("at_most_once", (steps, "completed"), (1, 3))], keep=0
+    ),
+)
+def test_an_epoch_that_fails_is_in_state_once_or_was_never_there(tmp_path, monkeypatch, delivery, step, read):
+    """At least once its rows are in tables, doubled at the most; at most once nothing is left of them."""
+    site = every.site_at(tmp_path)
+    site = replace(site, pipeline=replace(site.pipeline, delivery=delivery))
+    every.land(site, 1)
+    ran(site, 2)
+    every.land(site, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(*step, cut_off)
+        with pytest.raises(WeirError):
+            ran(site, 2)
+    every.land(site, 3)
+    checkpoint = ran(site, 2)[-1]
+    if 2 not in read:
+        for name in ("bids", "asks"):
+            (site.landing / name / "2.parquet").unlink()
+    assert_state(site, checkpoint, len(read))
+    ran(site, 2, drain=True)
+    for name, wanted in every.said_by_duckdb(site, every.TABLES).items():
+        shown = comparable(pl.read_delta(str(site.storage / "tables" / name)).select(wanted.columns))
+        if delivery == "at_least_once":
+            assert set(shown) == set(comparable(wanted)), name
+        else:
+            assert shown == comparable(wanted), name

@@ -25,12 +25,13 @@ from state_ops import extras
 from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.storage.filesystem_store import FileSystemStore
-from tests.recovery import small, test_joins, test_upserts
+from tests.recovery import shop as shops
+from tests.recovery import small, test_upserts
 from tests.recovery.conftest import days as days
 from tests.recovery.harness import Site
 from tests.recovery.queue_source import Queue, QueueSource
+from tests.recovery.shop import Shop
 from tests.recovery.small import Bank
-from tests.recovery.test_joins import Shop
 from tests.tools.sampling import sampled
 from tests.tools.stages import altered
 from tests.weir.replay import planted, talking
@@ -213,7 +214,7 @@ def test_a_table_with_keys_is_compared_by_what_becomes_of_each_key(tmp_path):
 
 @pytest.mark.long
 def test_joins_of_several_inputs_are_replayed(tmp_path):
-    shop = Shop.at(tmp_path / "site", test_joins.pipeline_of("left"))
+    shop = Shop.at(tmp_path / "site", shops.pipeline_of("left"))
     for day in (1, 2, 3):
         shop.run(day)
     same = tried(shop, epochs=2)
@@ -394,8 +395,14 @@ def test_what_is_expected_of_a_restore_is_asked_and_without_samples_no_value_is_
     assert outcome["failed"] and outcome["example"] == ""
 
 
-@pytest.mark.parametrize("says", ["pipeline", "raising", "leaving"])
-@pytest.mark.parametrize("form", ["console", "json"])
+@pytest.mark.parametrize(
+    ("says", "form"),
+    sampled(
+        [("pipeline", "console"), ("raising", "json"), ("leaving", "console"),
+         ("pipeline", "json"), ("raising", "console"), ("leaving", "json")],
+        3,
+    ),
+)  # fmt: skip
 def test_without_samples_no_value_reaches_the_log_whoever_says_it(tmp_path, says, form):
     """What a function prints, logs, warns of or raises, what another process prints for it, and what gates log."""
     bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)

@@ -20,10 +20,11 @@ import pytest
 from state_ops.errors import ConfigurationError, DamageError, InputError, PipelineError, StageError, WeirError
 from state_ops.records.snapshot_files import snapshots_of
 from state_ops.storage.read_only import ReadOnlyStorage
-from tests.recovery import small, test_joins, test_upserts
+from tests.recovery import shop as shops
+from tests.recovery import small, test_upserts
 from tests.recovery.queue_source import Queue, QueueSource
+from tests.recovery.shop import Shop
 from tests.recovery.small import Bank
-from tests.recovery.test_joins import Shop
 from tests.tools.sampling import sampled
 from tests.tools.stages import altered, with_input
 from weir import (
@@ -212,9 +213,9 @@ def test_state_is_read_ahead_where_all_of_it_is_looked_at(small_bank, monkeypatc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", sampled(test_joins.HOWS))
+@pytest.mark.parametrize("how", sampled(shops.HOWS))
 def test_a_chain_is_played_from_its_sources(tmp_path, how):
-    shop = Shop.at(tmp_path, test_joins.pipeline_of(how))
+    shop = Shop.at(tmp_path, shops.pipeline_of(how))
     for day in (1, 2):
         shop.run(day)
     for uid in ("unique", "paid", "sums"):

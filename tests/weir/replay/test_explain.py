@@ -17,9 +17,10 @@ import pytest
 from deltalake import DeltaTable
 
 from state_ops.errors import ConfigurationError, WeirError
-from tests.recovery import small, test_joins, test_upserts
+from tests.recovery import shop as shops
+from tests.recovery import small, test_upserts
+from tests.recovery.shop import Shop
 from tests.recovery.small import Bank
-from tests.recovery.test_joins import Shop
 from tests.tools.stages import altered
 from tests.weir.replay.test_debug import RETAINED, bank_of, digests
 from tests.weir.rides import Rides
@@ -122,7 +123,7 @@ def test_what_is_not_retained_is_said_to_be_unknown(rides_run):
 
 
 def test_a_joined_row_comes_from_the_rows_of_both_sides_through_the_stage_before(tmp_path):
-    shop = Shop.at(tmp_path, test_joins.pipeline_of("inner"))
+    shop = Shop.at(tmp_path, shops.pipeline_of("inner"))
     for day in (1, 2):
         shop.run(day)
     row = shop.table("paid").sort("seq").row(-1, named=True)
@@ -342,11 +343,11 @@ def test_a_row_that_a_gate_has_set_aside_says_so_and_no_rows_are_said_to_have_ma
 
 @pytest.mark.parametrize(("side", "came_from"), [("left", "unique"), ("right", "payments")])
 def test_a_late_row_of_a_join_comes_from_the_input_of_its_side(tmp_path, side, came_from):
-    shop = Shop.at(tmp_path, test_joins.pipeline_of("inner"))
+    shop = Shop.at(tmp_path, shops.pipeline_of("inner"))
     for day in (1, 2):
         shop.run(day)
-    for source, schema in test_joins.SCHEMAS.items():
-        rows = [{**row, "seq": row.get("seq", 0) + 7000} for row in test_joins.rows_of(1, source)]
+    for source, schema in shops.SCHEMAS.items():
+        rows = [{**row, "seq": row.get("seq", 0) + 7000} for row in shops.rows_of(1, source)]
         pq.write_table(pa.Table.from_pylist(rows, schema), shop.site.landing / source / "00003.parquet")
     shop.run()
     seen = explain(shop, "paid_late", f"side = '{side}'")
