@@ -134,18 +134,6 @@ def test_an_epoch_whose_positions_are_being_committed_has_no_deadline_and_has_on
 # -- acks
 
 
-def test_complete_when_every_subtask_of_every_stage_has_acked():
-    coordinator = a_coordinator()
-    pending = begin(coordinator)
-    for operator, subtask in EVERY_SUBTASK:
-        assert not pending.complete and coordinator.begin_commit() is None
-        assert coordinator.receive(ack(operator, subtask)).outcome is AckOutcome.ACCEPTED
-    assert pending.complete
-    assert pending.missing("one") == []
-    assert len(pending.files()) == 6
-    assert coordinator.begin_commit() is pending
-
-
 def test_the_first_ack_of_a_subtask_wins_among_its_attempts():
     coordinator = a_coordinator()
     pending = begin(coordinator)
@@ -153,14 +141,6 @@ def test_the_first_ack_of_a_subtask_wins_among_its_attempts():
     loser = ack(attempt="second")
     assert coordinator.receive(loser) == Received(AckOutcome.DUPLICATE, discard=loser.files)
     assert {file.attempt for file in pending.files()} == {"first-of-one"}
-
-
-def test_an_ack_that_is_delivered_twice_loses_nothing():
-    coordinator = a_coordinator()
-    begin(coordinator)
-    coordinator.receive(ack())
-    again = ack(also=[a_file(name="2.sst")])
-    assert coordinator.receive(again) == Received(AckOutcome.DUPLICATE)
 
 
 @pytest.mark.parametrize(
@@ -182,27 +162,6 @@ def test_late_foreign_and_fenced_acks_change_nothing(late, outcome, discarded):
     assert pending.acks == {} and pending.declines == []
 
 
-def test_case_13_late_and_unknown_state_is_deleted_duplicate_and_foreign_state_is_not():
-    inherited = a_file(epoch=5, generation=2)
-    coordinator = a_coordinator(head=6, files=[inherited], tolerable_failures=1)
-    reused = replace(inherited, new=False)
-    begin(coordinator)
-    coordinator.abort(0.0, CheckpointId(7), FailureReason.JOB)
-    late = ack(also=[reused])
-    assert coordinator.receive(late) == Received(AckOutcome.LATE, discard=ack().files)
-
-    begin(coordinator, now=1.0)
-    ack_all(coordinator, epoch=8)
-    winner, loser = ack(epoch=8), ack(epoch=8, attempt="b")
-    unknown = ack("three", epoch=8, also=[reused, *winner.files])
-    assert coordinator.receive(unknown) == Received(AckOutcome.UNKNOWN, discard=ack("three", epoch=8).files)
-    assert coordinator.receive(winner) == Received(AckOutcome.DUPLICATE)
-    assert coordinator.receive(ack(epoch=9)) == Received(AckOutcome.FOREIGN)
-    commit(coordinator, now=1.0)
-    assert coordinator.receive(winner) == Received(AckOutcome.LATE), "the checkpoint names them"
-    assert coordinator.receive(loser) == Received(AckOutcome.LATE, discard=loser.files)
-
-
 def test_rows_that_were_published_are_not_deleted_for_a_late_ack_once_their_checkpoint_is_pruned():
     coordinator = a_coordinator()
     begin(coordinator)
@@ -221,16 +180,6 @@ def test_one_decline_declines_the_epoch():
     assert coordinator.receive(declined) == Received(AckOutcome.DECLINED, report, declined.files)
     assert coordinator.begin_commit() is None
     assert "epoch 7, which it would continue, has been declined" in refused(coordinator)
-
-
-def test_a_decline_that_comes_while_the_epoch_is_committed_declines_nothing():
-    coordinator = a_coordinator()
-    begin(coordinator)
-    ack_all(coordinator)
-    pending = coordinator.begin_commit()
-    loser = ack(attempt="b", error={"kind": "TransientError"})
-    assert coordinator.receive(loser) == Received(AckOutcome.DUPLICATE, discard=loser.files)
-    assert coordinator.begin_commit() is pending
 
 
 OLDER, NEWER = a_file(epoch=4, generation=2), a_file(epoch=5, generation=2, name="2.sst")
@@ -262,17 +211,6 @@ def test_an_ack_may_name_its_own_objects_and_those_of_confirmed_checkpoints(name
     assert received.error is not None and received.error["kind"] == "DamageError"
     assert f"acked with {named.path}, which is neither" in received.error["what"]
     assert pending.acks == {} and received.discard == ack().files
-
-
-def test_an_object_of_a_pending_epoch_is_not_confirmed():
-    coordinator = a_coordinator(max_concurrent=2)
-    begin(coordinator)
-    ack_all(coordinator)
-    begin(coordinator)
-    unconfirmed = replace(ack().files[0], new=False)
-    assert coordinator.receive(ack(epoch=8, also=[unconfirmed])).outcome is AckOutcome.DECLINED
-    commit(coordinator)
-    assert coordinator.receive(ack(epoch=8, attempt="b", also=[unconfirmed])).outcome is AckOutcome.ACCEPTED
 
 
 # -- commits
@@ -336,26 +274,6 @@ def test_case_11_of_two_pending_the_newer_waits_and_falls_with_the_older():
     assert begin(coordinator, now=5.0).parent_id == 8
 
 
-def test_the_newer_may_fall_alone():
-    coordinator = a_coordinator(max_concurrent=2, tolerable_failures=1)
-    older, newer = begin(coordinator), begin(coordinator)
-    assert [failed.pending for failed in coordinator.abort(0.0, newer.id, FailureReason.JOB)] == [newer]
-    assert coordinator.pending == (older,)
-
-
-def test_case_12_partial_acks_and_a_timeout_discard_what_was_acked_and_publish_nothing():
-    coordinator = a_coordinator(timeout=600.0)
-    begin(coordinator, now=10.0)
-    coordinator.receive(ack())
-    assert coordinator.expire(609.0) == ()
-    (aborted,) = coordinator.expire(610.0)
-    assert (aborted.pending.id, aborted.reason, aborted.discard) == (7, FailureReason.TIMEOUT, ack().files)
-    assert coordinator.begin_commit() is None and coordinator.head is None
-    straggler = ack("one", 1)
-    assert coordinator.receive(straggler) == Received(AckOutcome.LATE, discard=straggler.files)
-    assert coordinator.expire(9999.0) == () and coordinator.failures == 1
-
-
 def test_a_timeout_takes_the_successors_along_but_no_epoch_that_is_being_committed():
     coordinator = a_coordinator(timeout=600.0, max_concurrent=3)
     for now in (0.0, 1.0, 2.0):
@@ -411,42 +329,6 @@ def refused(coordinator: Coordinator, now: float = 0.0, **options: Any) -> str:
     return refusal.reason
 
 
-@pytest.mark.parametrize("limit", [1, 2, 5])
-def test_case_14_never_more_pending_than_may_be(limit):
-    coordinator = a_coordinator(max_concurrent=limit)
-    begun = [begin(coordinator) for _ in range(limit)]
-    for trigger in Trigger:
-        refusal = coordinator.trigger(HOUR, trigger, EXPECTED, catching_up=True)
-        assert isinstance(refusal, Refusal) and "max concurrent reached: 7" in refusal.reason
-    assert coordinator.pending == tuple(begun)
-    assert not coordinator.due(HOUR, backlog=True, requested=True, catching_up=True)
-    ack_all(coordinator)
-    commit(coordinator)
-    assert begin(coordinator).id == 7 + limit, "what was refused took no id"
-
-
-def test_case_15_the_third_failure_in_a_row_fails_the_run_and_a_success_resets_the_count():
-    coordinator = a_coordinator(tolerable_failures=2)
-
-    def fail() -> None:
-        coordinator.abort(0.0, begin(coordinator, now=HOUR).id, FailureReason.JOB)
-        assert coordinator.abort(0.0, CheckpointId(7), FailureReason.JOB) == (), "counted once"
-
-    for count in (1, 2):
-        fail()
-        assert (coordinator.failures, coordinator.failed_for_good) == (count, False)
-    done = begin(coordinator, now=2 * HOUR)
-    ack_all(coordinator, epoch=done.id)
-    commit(coordinator)
-    assert coordinator.failures == 0
-    fail()
-    coordinator.failed(0.0)
-    assert not coordinator.failed_for_good
-    fail()
-    assert coordinator.failed_for_good
-    assert refused(coordinator, 9 * HOUR, catching_up=True) == "3 epochs failed in a row, 2 failures are tolerated"
-
-
 def test_case_37_a_clock_that_is_set_back_or_forward_aborts_and_triggers_nothing_early():
     coordinator = a_coordinator(timeout=600.0, interval=60.0, min_pause=10.0)
     wants = {"backlog": True, "requested": False, "catching_up": False}
@@ -465,17 +347,6 @@ def test_case_37_a_clock_that_is_set_back_or_forward_aborts_and_triggers_nothing
     coordinator.begin_commit()
     assert coordinator.expire(100 * HOUR) == (), "a leap forward never aborts what the registry may have"
     assert coordinator.needed() == {7: ["epoch 8 is in flight"]}
-
-
-def test_an_epoch_that_times_out_after_a_leap_of_the_clock_leaves_what_is_confirmed():
-    inherited = a_file(epoch=5, generation=2)
-    coordinator = a_coordinator(head=6, files=[inherited])
-    begin(coordinator)
-    reuses = ack(also=[replace(inherited, new=False)])
-    coordinator.receive(reuses)
-    (aborted,) = coordinator.expire(100 * HOUR)
-    assert aborted.discard == ack().files
-    assert coordinator.receive(reuses).discard == ack().files
 
 
 def test_ids_grow_above_every_id_that_was_begun():

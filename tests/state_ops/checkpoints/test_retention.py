@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipelines.flights import pipeline
 from state_ops.checkpoints import retention
@@ -126,18 +123,6 @@ def test_case_1_a_shared_file_goes_with_the_last_checkpoint_that_names_it(storag
     assert keeper.objects() == {"3"}
 
 
-def test_case_2_a_coordinator_that_starts_anew_counts_the_same(storage):
-    keeper = Keeper(storage, keep=1)
-    first = files("cp1", "1", "2")
-    keeper.commit(1, None, first)
-    keeper.commit(2, 1, files("cp2", "3", old=named(first, "2")))
-    successor = Keeper(storage, keep=1)
-    assert successor.counts() == keeper.counts() == {"1": 1, "2": 2, "3": 1}
-    assert [file.name for file in successor.prune().delete] == ["1"]
-    assert successor.objects() == {"2", "3"}
-    assert successor.prune() == retention.RetentionPlan((), ())
-
-
 def test_published_output_is_never_deleted_but_channels_are(storage):
     keeper = Keeper(storage, keep=1)
     output = a_file("out.parquet", kind=OUTPUT)
@@ -164,43 +149,6 @@ def test_what_left_a_checkpoint_behind_is_called_by_its_name(kind: str) -> None:
     rows = [a_checkpoint(1, None), a_checkpoint(2, 1), replace(a_checkpoint(3, 1), kind=kind)]
     (why,) = retention.reasons(rows, keep=3)[CheckpointId(2)]
     assert why == f"abandoned by {kind} 3, which can be taken back while it is among the newest"
-
-
-Step = tuple[str, list[int]]
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.lists(st.integers(0, 8), max_size=6, unique=True)),
-        st.tuples(st.just("prune"), st.lists(st.integers(1, 3), min_size=1, max_size=1)),
-    ),
-    max_size=12,
-)
-
-
-@given(STEPS)
-def test_derived_counts_equal_counters_that_are_kept_along(steps: list[Step]):
-    """The counters are kept as Flink keeps them: up when a checkpoint completes, down when one is dropped."""
-    kept: dict[CheckpointId, list[StateFile]] = {}
-    counters: Counter[str] = Counter()
-    deleted: list[str] = []
-    for id, (step, numbers) in enumerate(steps, 1):
-        if step == "add":
-            listing = [a_file(f"{number}.sst") for number in numbers if f"{number}.sst" not in deleted]
-            kept[CheckpointId(id)] = listing
-            counters.update(file.path for file in listing)
-        else:
-            rows = [a_checkpoint(id, None, listing) for id, listing in kept.items()]
-            decided = retention.plan(rows, kept, keep=numbers[0])
-            assert list(decided.drop) == sorted(kept)[: -numbers[0]]
-            gone = []
-            for dropped in decided.drop:
-                for file in kept.pop(dropped):
-                    counters[file.path] -= 1
-                    if not counters[file.path]:
-                        gone.append(file.path)
-            assert [file.path for file in decided.delete] == sorted(gone)
-            deleted += [file.name for file in decided.delete]
-        assert reference_counts(kept.values()) == +counters
-    assert len(deleted) == len(set(deleted))
 
 
 def test_a_file_that_one_checkpoint_lists_twice_is_one_reference():

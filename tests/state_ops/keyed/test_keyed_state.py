@@ -80,47 +80,6 @@ def keyed(**columns: list) -> pl.DataFrame:
 # -- get, put, delete
 
 
-def test_an_unknown_key_has_the_defaults_and_reading_stores_nothing(handle):
-    frame = keyed(k=["a", "b", "a"])
-    rows = handle.batch(frame, lambda state, rows: state.get(rows))
-    assert rows.to_dicts() == [FRESH] * 3
-    assert handle.stored() == {}
-
-
-def test_put_sets_the_given_fields_and_leaves_the_others(handle):
-    handle.batch(keyed(k=["a", "b"], number=[1, 2]), lambda state, rows: state.put(rows))
-    handle.batch(keyed(k=["b"], name=["é"], other=[True]), lambda state, rows: state.put(rows))
-    assert handle.stored() == {"a": {**FRESH, "number": 1}, "b": {**FRESH, "number": 2, "name": "é"}}
-
-
-def test_what_was_put_is_read_in_the_same_batch_and_in_the_next(handle):
-    def work(state: ValueState, rows: pl.DataFrame) -> list[int]:
-        state.put(rows)
-        state.put(rows.head(1).with_columns(number=7))
-        return state.get(rows)["number"].to_list()
-
-    assert handle.batch(keyed(k=["a", "b"], number=[1, 2]), work) == [7, 2]
-    assert handle.batch(keyed(k=["b", "a"]), lambda state, rows: state.get(rows)["number"].to_list()) == [2, 7]
-
-
-def test_a_deleted_key_is_gone_and_starts_anew(handle):
-    handle.batch(keyed(k=["a", "b"], number=[1, 2], name=["x", "y"]), lambda state, rows: state.put(rows))
-
-    def work(state: ValueState, rows: pl.DataFrame) -> list[dict]:
-        state.delete(rows)
-        return state.get(rows).to_dicts()
-
-    assert handle.batch(keyed(k=["a", "a"]), work) == [FRESH] * 2
-    assert list(handle.stored()) == ["b"]
-
-    def renew(state: ValueState, rows: pl.DataFrame) -> None:
-        state.delete(rows)
-        state.put(rows)
-
-    handle.batch(keyed(k=["b"], number=[9]), renew)
-    assert handle.stored() == {"b": {**FRESH, "number": 9}}
-
-
 def test_frames_of_any_library_go_in(handle):
     for make in (pa.table, pd.DataFrame, pl.DataFrame):
         frame = make({"k": ["a", "b"], "number": [1, 2]})
@@ -161,33 +120,6 @@ def test_a_batch_writes_the_keys_that_it_changed_and_no_others():
     handle.batch(keyed(k=["a", "b", "c"], number=[4, 5, 6]), work)
     handle.batch(keyed(k=["a"]), lambda state, rows: state.get(rows))
     assert backend.puts == [3, 1]
-
-
-# -- lag
-
-
-def test_lag_gives_the_previous_row_across_batches(handle):
-    def work(state: ValueState, rows: pl.DataFrame) -> list:
-        return state.lag(rows, name="dest")["name"].to_list()
-
-    assert handle.batch(keyed(k=["a", "a", "b"], dest=["x", "y", "z"]), work) == [None, "x", None]
-    assert handle.batch(keyed(k=["b", "a"], dest=["p", "q"]), work) == ["z", "y"]
-    assert {key: row["name"] for key, row in handle.stored().items()} == {"a": "q", "b": "p"}
-
-
-def test_lag_keeps_keys_apart_that_alternate(handle):
-    def work(state: ValueState, rows: pl.DataFrame) -> list:
-        return state.lag(rows, number="n")["number"].to_list()
-
-    assert handle.batch(keyed(k=["a", "b", "a", "b", "a"], n=[1, 10, 2, 20, 3]), work) == [0, 0, 1, 10, 2]
-
-
-def test_lag_keeps_nulls_as_what_came_last(handle):
-    def work(state: ValueState, rows: pl.DataFrame) -> list:
-        return state.lag(rows, low="v")["low"].to_list()
-
-    assert handle.batch(keyed(k=["a"] * 3, v=[1.0, None, None]), work) == [None, 1.0, None]
-    assert handle.batch(keyed(k=["a"] * 2, v=[2.0, 3.0]), work) == [None, 2.0]
 
 
 # -- fold

@@ -172,36 +172,12 @@ def test_a_batch_of_keys_costs_one_multi_get_and_one_write_at_most_and_has_the_c
     assert backend.content() == truth
 
 
-def test_a_key_without_a_value_is_asked_for_once_and_deleted_once() -> None:
-    backend = Recorded()
-    cache = a_cache(backend, 2)
-    assert [cache.get(b"a"), cache.get(b"a")] == [None, None]
-    assert backend.gets == [b"a"]
-    cache.update(b"a", 1)
-    cache.delete(b"a")
-    cache.flush()
-    cache.flush()
-    assert backend.writes == [{b"a": None}]
-
-
 def test_a_read_is_a_use() -> None:
     backend = Recorded()
     cache = a_cache(backend, 2)
     for key in (b"a", b"b", b"a", b"c", b"a", b"b"):
         cache.get(key)
     assert backend.gets == [b"a", b"b", b"c", b"b"]
-
-
-def test_what_is_changed_unread_costs_no_get() -> None:
-    backend = Recorded()
-    cache = a_cache(backend, 1, 1)
-    cache.update(b"a", 1)
-    cache.update(b"b", 2)
-    cache.delete(b"a")
-    cache.flush()
-    assert backend.gets == []
-    assert backend.content() == {b"b": 2}
-    assert cache.get(b"a") is None
 
 
 @pytest.mark.parametrize(

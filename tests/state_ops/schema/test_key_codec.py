@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
 
@@ -73,36 +73,6 @@ def test_keys_come_back_and_sort_as_their_tuples(case, data):
     assert all((a == b) == (x == y) for (a, x), (b, y) in pairwise(by_key))
     # Self-delimiting: no key begins another, so that what follows a key (a list's or a map's part) stays its own.
     assert not any(b != a and b.startswith(a) for a in same_group for b in same_group)
-
-
-def test_golden_bytes():
-    # Keys on storage have this format: a change makes all state unreadable.
-    columns = [
-        pa.array(["a\0b"]),
-        pa.array([-2], pa.int32()),
-        pa.array([1], pa.timestamp("us", tz="UTC")),
-        pa.array([True]),
-        pa.array([date(1970, 1, 2)]),
-        pa.array([b""]),
-        pa.array([Decimal("-0.01")], pa.decimal128(5, 2)),
-        pa.array([1], pa.int8()),
-        pa.array([1], pa.int16()),
-    ]
-    expected = [
-        *["0102", "07"],  # group, state id
-        "6100ff620000",
-        "7ffffffe",
-        "8000000000000001",
-        "01",
-        "80000001",
-        "0000",
-        "7f" + "ff" * 15,
-        "81",
-        "8001",
-    ]
-    key = encode_keys(columns, np.array([0x0102], np.uint16), 7)[0]
-    assert key.hex() == "".join(expected)
-    assert decode_keys([key], [column.type for column in columns])[1] == columns
 
 
 def test_a_group_and_state_is_one_range():

@@ -86,15 +86,6 @@ def test_a_bad_line_of_json_is_noticed_where_it_is_the_only_strange_one(line: by
     assert [(number, raw) for number, _, raw in bad] == [(2, line.decode(errors="replace"))]
 
 
-@pytest.mark.parametrize("block", [8, 11, 64, 1 << 20])
-def test_the_size_of_blocks_changes_nothing(block: int):
-    data = b'a,b\r\n1,"x\r\ny"\r\n2,z\r\n"3"q,5\r\n4,w\r\nx,"a ""b"""\r\n7,"c ""d"" e"'
-    expected = [{"a": 1, "b": "x\r\ny"}, {"a": 2, "b": "z"}, {"a": 4, "b": "w"}, {"a": 7, "b": 'c "d" e'}]
-    rows, bad = read("csv", data, TWO, block, multiline=True)
-    assert rows == expected
-    assert [number for number, *_ in bad] == [5, 7]
-
-
 @pytest.mark.parametrize("more", [b"", b"no json\n"])
 def test_a_carriage_return_ends_a_line_of_json_whatever_is_beside_it(more: bytes):
     data = b'{"a": 1,\r"b": "x"}\n{"a": 2, "b": "y"}\n' * 2 + more
@@ -314,18 +305,6 @@ def test_formats_options_and_types_that_there_are_not():
 
 
 VALUES = st.text(st.sampled_from("ab1 ,;\"'\\\t-é"), max_size=6)
-
-
-@given(st.lists(st.tuples(VALUES, VALUES, VALUES), max_size=12), st.booleans(), st.sampled_from([9, 30, 1 << 16]))
-def test_what_the_csv_module_writes_is_read_as_it_reads_it(rows: list[tuple[str, ...]], all_quoted: bool, block: int):
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, quoting=csv.QUOTE_ALL if all_quoted else csv.QUOTE_MINIMAL, lineterminator="\n")
-    writer.writerows([("a", "b", "c"), *rows])
-    schema = pa.schema([(name, pa.string()) for name in "abc"])
-    for multiline in (False, True):
-        got, bad = read("csv", text.getvalue().encode(), schema, block, multiline=multiline)
-        assert not bad
-        assert [tuple(value or "" for value in row.values()) for row in got] == rows
 
 
 @given(

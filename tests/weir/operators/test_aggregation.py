@@ -17,7 +17,7 @@ from state_ops.rows import key_aggregation
 from state_ops.rows.row_store import RowStore
 from state_ops.rows.spill import Spill
 from tests.tools.sampling import sampled
-from weir import Pipeline, Stage, agg, aggregate, delta, files, testing, window
+from weir import Stage, agg, aggregate, delta, files, testing, window
 from weir.operators.aggregation import running as aggregation
 from weir.operators.shapes import shapes
 
@@ -35,23 +35,6 @@ def rows(*given: tuple) -> pa.Table:
     moments = [NOON + timedelta(minutes=minute) for minute in columns[1]]
     typed = zip((columns[0], moments, columns[2]), names.values(), strict=True)
     return pa.table([pa.array(values, type) for values, type in typed], names=list(names))
-
-
-def test_each_barrier_hands_out_one_row_for_every_key_that_the_epoch_touched():
-    run = testing.run(totals(n=agg.count(), total=agg.sum("v"), mean=agg.mean("v")), parallelism=3, batch_rows=2)
-    first = run.epoch(rows(("a", 0, 1), ("b", 0, 5), ("a", 1, 2), ("a", 2, None)))
-    assert first.schema == {"k": pl.String, "n": pl.Int64, "total": pl.Int64, "mean": pl.Float64, "epoch": pl.Int64}
-    assert sorted(first.rows()) == [("a", 3, 3, 1.5, 1), ("b", 1, 5, 5.0, 1)]
-    assert run.epoch([]).is_empty()
-    assert run.epoch(rows(("c", 0, None), ("a", 1, 7))).sort("k").rows() == [
-        ("a", 4, 10, 10 / 3, 3),
-        ("c", 1, 0, None, 3),
-    ]
-    assert {key: state.as_dict() for key, state in run.state.items()} == {
-        "a": {"n": 4, "total": 10, "mean__sum": 10.0, "mean__count": 3},
-        "b": {"n": 1, "total": 5, "mean__sum": 5.0, "mean__count": 1},
-        "c": {"n": 1, "total": 0, "mean__sum": 0.0, "mean__count": 0},
-    }
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 100])
@@ -358,22 +341,6 @@ def test_values_are_distinct_as_in_sql(values, batch_rows):
         run.epoch(part)
     expected = duckdb.sql("SELECT count(DISTINCT v) FROM given").fetchall()
     assert [(run.state["a"].n,)] == [(len(run.state["a"].n__values),)] == expected
-
-
-@pytest.mark.parametrize("trials", sampled([2, 6]))
-def test_slicing_does_not_matter(trials):
-    extremes = totals(
-        d=agg.count_distinct("v", where="at IS NOT NULL"),
-        about=agg.approx_distinct("v", where="v > 2"),
-        n=agg.count(where="v < 5"),
-        low=agg.min("v"),
-        first=agg.first("v"),
-        last=agg.last("v"),
-        order_by=["at"],
-    )
-    given = rows(*((key, i * 13 % 17, None if i % 5 == 0 else i * 7 % 11) for i in range(60) for key in "abc"))
-    testing.assert_slicing_does_not_matter(extremes, given, trials=trials)
-    testing.assert_slicing_does_not_matter(Pipeline("one", (extremes,)), given, trials=trials // 2)
 
 
 @pytest.mark.parametrize("changes", [False, True])

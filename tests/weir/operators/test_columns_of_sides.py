@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from state_ops.errors import InputError, PipelineError
+from tests.tools.sampling import sampled
 from tests.weir.operators.test_changes import CHANGES
 from tests.weir.operators.test_stateless import COLUMNS, SHOP, WEB, land, rows, site_of, slices, table
 from weir import Pipeline, agg, aggregate, as_of, delta, join, lookup, select, side, testing, union
@@ -91,7 +92,7 @@ def test_pairs_of_made_columns_are_duckdbs():
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("way", [exchange.DIRECT, exchange.FILES, exchange.CUT, exchange.ROWS])
+@pytest.mark.parametrize("way", sampled([exchange.DIRECT, exchange.CUT, exchange.FILES, exchange.ROWS], 2))
 def test_rows_of_both_sides_have_their_columns_whichever_way_they_reach_their_subtasks(tmp_path, monkeypatch, way):
     alone, *_ = pair("join")
     options = {"DIRECT_READ_MB": "0", "EXCHANGE": "rows" if way == exchange.ROWS else "blocks"}

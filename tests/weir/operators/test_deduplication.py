@@ -32,33 +32,6 @@ def test_one_row_of_each_key_comes_out_with_all_its_columns():
     assert run.state["a"].expires is None
 
 
-@pytest.mark.parametrize("batch_rows", [1, 3])
-def test_within_an_epoch_the_first_by_the_order_counts(batch_rows):
-    run = testing.run(deduplicate("unique", EVENTS, key="k", order_by="v"), batch_rows=batch_rows)
-    assert run.epoch([at(0, v=3), at(1, v=1), at(2, v=2)])["v"].to_list() == [1]
-    by_time = testing.run(deduplicate("unique", EVENTS, key="k", on="at", ttl="1h"), batch_rows=batch_rows)
-    assert by_time.epoch([at(3, v=3), at(1, v=1), at(2, v=2)])["v"].to_list() == [1]
-
-
-def test_a_key_is_forgotten_when_the_watermark_reaches_its_first_rows_time_and_ttl():
-    run = testing.run(deduplicate("unique", EVENTS, key="k", on="at", ttl="1h", late=delta.append("late")))
-    run.epoch([at(0), at(10)])
-    assert run.epoch([at(59)]).is_empty()  # the second row did not prolong it
-    assert run.epoch([at(60), at(60, "b")])["k"].to_list() == ["b"]  # judged by the watermark before the epoch, 59
-    assert run.epoch([at(61)])["k"].to_list() == ["a"]
-    assert run.epoch([at(0)]).is_empty()
-    assert run.late["k"].to_list() == ["a"]  # 0 and an hour is not after 61: nothing tells whether it came before
-    assert run.acks[0].rows_late == 1
-
-
-def test_without_event_time_a_key_is_forgotten_by_processing_time():
-    run = testing.run(deduplicate("unique", EVENTS, key="k", ttl="1h"))
-    assert len(run.epoch([at(0)], now=NOON)) == 1
-    assert run.epoch([at(0)], now=NOON + timedelta(minutes=59)).is_empty()
-    assert len(run.epoch([at(0)], now=NOON + timedelta(minutes=60))) == 1
-    assert run.state["a"].first_seen == NOON + timedelta(minutes=60)
-
-
 def nothing_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Residence, "load", lambda *_: None)
     monkeypatch.setattr(ExpiringRows, "_worth_a_scan", lambda *_: False)

@@ -38,7 +38,6 @@ from weir import (
 from weir.definition import LATE, MAIN, FileSource, Progress
 from weir.operators.functions.function import trial_of
 from weir.operators.shapes import shapes
-from weir.operators.windows import sized
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -52,10 +51,6 @@ class Total(State):
 
 def at(minutes: float, key: str = "a", **other: object) -> dict:
     return {"k": key, "at": NOON + timedelta(minutes=minutes), **other}
-
-
-def minutes_after_noon(column: pl.Series) -> list[float]:
-    return [(moment - NOON) / timedelta(minutes=1) for moment in column]
 
 
 # -- a stage's function
@@ -241,51 +236,12 @@ def hourly(source: FileSource | Stage = EVENTS, *, lateness: str = "0s", **aggre
     )
 
 
-def test_a_window_ends_before_its_end_and_fires_when_the_watermark_reaches_it():
-    run = testing.run(hourly())
-    assert run.epoch([at(0), at(59.999)]).is_empty()
-    fired = run.epoch([at(60)])  # the first moment of the next window
-    assert (minutes_after_noon(fired["window_start"]), minutes_after_noon(fired["window_end"])) == ([0], [60])
-    assert fired["n"].to_list() == [2]
-    assert run.open_windows["n"].to_list() == [1]
-    assert run.epoch([]).is_empty()
-
-
-def test_lateness_holds_windows_open_for_rows_that_come_so_much_later():
-    run = testing.run(hourly(lateness="30m"))
-    assert run.epoch([at(0), at(89)]).is_empty()
-    assert run.epoch([at(1)]).is_empty()
-    assert run.late.is_empty()
-    assert run.epoch([at(2), at(90)])["n"].to_list() == [3]
-    assert run.epoch([at(3)]).is_empty()
-    assert minutes_after_noon(run.late["at"]) == [3]
-    assert [ack.rows_late for ack in run.acks] == [1]
-
-
 def test_a_row_is_late_by_the_epochs_before_its_own():
     run = testing.run(hourly(), batch_rows=1)
     assert run.epoch([at(200), at(0)])["n"].sum() == 1  # not late: nothing had been seen when the epoch began
     assert run.late.is_empty()
     assert run.epoch([at(0)]).is_empty()
     assert len(run.late) == 1
-
-
-def test_every_key_has_windows_of_its_own():
-    run = testing.run(hourly(), parallelism=3, batch_rows=2)
-    run.epoch([at(minute, key) for key in "abcdef" for minute in range(ord(key) - ord("a") + 1)])
-    fired = run.epoch([at(60, "z")])
-    assert dict(zip(fired["k"], fired["n"], strict=True)) == {key: i + 1 for i, key in enumerate("abcdef")}
-
-
-def test_drain_closes_all_windows_and_what_comes_for_them_later_is_late():
-    run = testing.run(hourly(), parallelism=2)
-    run.epoch([at(0), at(60, "b"), at(61, "c")])
-    drained = run.epoch([], drain=True)
-    assert sorted(zip(drained["k"], minutes_after_noon(drained["window_end"]), strict=True)) == [("b", 120), ("c", 120)]
-    assert run.open_windows.is_empty()
-    assert run.epoch([at(119)]).is_empty()
-    assert len(run.late) == 1
-    assert run.epoch([at(120)], drain=True)["n"].to_list() == [1]
 
 
 def test_rows_without_event_time_decline_the_epoch():
@@ -314,32 +270,9 @@ def test_the_newest_event_time_may_be_1970_itself():
     assert run.acks[0].newest == (0,)
 
 
-ALL = {
-    "n": agg.count(),
-    "total": agg.sum("v"),
-    "average": agg.mean("v"),
-    "low": agg.min("v"),
-    "high": agg.max("v"),
-}
-
-
 def test_windows_of_a_source_without_event_time_would_never_close():
     with pytest.raises(PipelineError, match="Nothing would ever close the windows of b"):
         window("b", files("x/*.parquet"), key="k", every="1h", on="at", n=agg.count())
-
-
-@pytest.mark.parametrize("batch_rows", [1, 2, 100])
-def test_aggregates_leave_nulls_out_whatever_the_batches(batch_rows):
-    run = testing.run(hourly(**ALL), batch_rows=batch_rows)
-    run.epoch([at(0, v=None), at(1, v=3.0), at(2, v=None)])
-    run.epoch([at(3, v=-1.0), at(4, v=None), at(5, "b", v=None), at(6, "b", v=None)])
-    fired = {row["k"]: row for row in run.epoch([], drain=True).drop("window_start", "window_end").to_dicts()}
-    assert fired["a"] == {
-        "k": "a", "n": 5, "total": 2.0, "average": 1.0, "low": -1.0, "high": 3.0
-    }  # fmt: skip
-    assert fired["b"] == {
-        "k": "b", "n": 2, "total": 0.0, "average": None, "low": None, "high": None
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -367,25 +300,6 @@ def test_sums_are_wider_than_what_is_summed(type, values, total):
     run = testing.run(wide)
     run.epoch(rows)
     assert run.state["a"].total == total
-
-
-def test_min_and_max_of_texts_moments_and_decimals():
-    rows = pa.table(
-        {
-            "k": ["a"] * 3,
-            "at": pa.array([NOON] * 3, pa.timestamp("us", tz="UTC")),
-            "s": ["b", "é", None],
-            "d": pa.array([Decimal("1.50"), None, Decimal("-2.25")], pa.decimal128(9, 2)),
-            "b": pa.array([b"\xff", b"\x00", None], pa.binary()),
-        }
-    )
-    columns = ("s", "d", "b", "at")
-    run = testing.run(
-        hourly(**{f"min_{c}": agg.min(c) for c in columns}, **{f"max_{c}": agg.max(c) for c in columns}), batch_rows=1
-    )
-    fired = run.epoch(rows, drain=True).to_dicts()[0]
-    assert [fired[f"min_{c}"] for c in columns] == ["b", Decimal("-2.25"), b"\x00", NOON]
-    assert [fired[f"max_{c}"] for c in columns] == ["é", Decimal("1.50"), b"\xff", NOON]
 
 
 def test_windows_of_windows_keep_the_columns_of_their_late_rows():
@@ -454,15 +368,6 @@ def test_event_times_without_a_zone_are_taken_as_utc():
     fired = run.epoch([{"k": "a", "at": NOON.replace(tzinfo=None)}], drain=True)
     assert fired["window_start"].to_list() == [NOON]
     assert shapes(hourly(), pa.schema([("k", pa.string()), ("at", pa.timestamp("us"))])).outputs.keys() == {MAIN, LATE}
-
-
-def test_many_windows_close_in_bounded_tables(monkeypatch):
-    monkeypatch.setattr(sized, "_FIRE_ROWS", 3)
-    run = testing.run(hourly(), parallelism=2)
-    fired = run.epoch([at(60 * hour, str(key)) for hour in range(5) for key in range(10)], drain=True)
-    assert len(fired) == 50
-    assert len(fired.unique(["k", "window_start"])) == 50
-    assert run.watermark == NOON + timedelta(hours=5)
 
 
 # -- keys and values of every kind

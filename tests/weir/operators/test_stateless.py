@@ -21,7 +21,6 @@ from weir import (
     delta,
     expect,
     files,
-    join,
     select,
     side,
     stage,
@@ -81,31 +80,12 @@ def sums(of: pl.DataFrame) -> pl.DataFrame:
     return of.group_by("key").agg(pl.len().alias("rows").cast(pl.Int64), pl.col("price").sum()).sort("key")
 
 
-def newest(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.unique("key", keep="last", maintain_order=True).select("key", "rows", "price").sort("key")
-
-
 def slices(frame: pl.DataFrame, chance: random.Random, number: int) -> list[pl.DataFrame]:
     ends = sorted(chance.randrange(len(frame) + 1) for _ in range(number - 1))
     return [frame[begin:end] for begin, end in zip([0, *ends], [*ends, len(frame)], strict=True)]
 
 
 SAME = ["key", "at", "text", "price"]
-
-
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_rows_of_a_select_a_function_and_their_union_are_each_handed_out_once(parallelism):
-    chance, shop, web = random.Random(parallelism), rows(1, 300), rows(2, 200)
-    parts = zip(slices(shop, chance, 5), slices(web, chance, 5), strict=True)
-    ran = testing.run_pipeline(
-        pipeline(),
-        [{"shop": of_shop, "web": of_web} for of_shop, of_web in parts],
-        parallelism=parallelism,
-        batch_rows=7,
-        schema={"shop": COLUMNS, "web": COLUMNS},
-    )
-    assert ran.tables["both"].sort(SAME).equals(expected(shop, web).sort(SAME))
-    assert newest(ran.tables["sums"]).equals(sums(expected(shop, web)))
 
 
 def test_a_window_behind_a_union_closes_by_the_slower_input():
@@ -266,20 +246,6 @@ def test_a_function_that_raises_is_told_with_its_trace():
 
     with pytest.raises(StageError, match="The function of the stage broken raised ColumnNotFoundError"):
         testing.run(broken, schema=COLUMNS).epoch([{"key": 1, "at": START, "text": None, "price": 0}])
-
-
-def test_a_join_reads_what_stateless_stages_hand_on():
-    chosen = select("chosen", SHOP, "key", "at AS shop_at", "price")
-    joined = join("joined", chosen, WEB, on="key", ttl=None, sink=delta.append("joined"))
-    shop, web = rows(8, 30), rows(9, 30)
-    ran = testing.run_pipeline(
-        Pipeline("joined", (chosen, joined)),
-        [{"shop": shop[:10], "web": web[:20]}, {"shop": shop[10:], "web": web[20:]}],
-        schema={"shop": COLUMNS, "web": COLUMNS},
-    )
-    pairs = shop.select("key", pl.col("at").alias("shop_at"), "price").join(web, on="key", suffix="_right")
-    columns = ["key", "shop_at", "price", "at", "text", "price_right"]
-    assert ran.tables["joined"].select(columns).sort(columns).equals(pairs.select(columns).sort(columns))
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from state_ops.backends.base import BEYOND
 from state_ops.backends.memory import MemoryBackend
-from state_ops.errors import InputError, PipelineError, TransientError
+from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.forget import ForgottenKey, copy_without
 from state_ops.rows import row_store
 from state_ops.rows.resident_table import Residence
@@ -358,63 +358,6 @@ def site_of(root: Path, cut: list[list[dict]], pipeline: Pipeline = PIPELINE, **
 
 def frame(site: Site, table: str) -> pl.DataFrame:
     return pl.read_delta(str(site.storage / "tables" / table))
-
-
-def check(site: Site, cut: list[list[dict]]) -> None:
-    """The tables after a drain, against SQL."""
-    connection = database(cut, HOUR)
-    connection.execute("ALTER TABLE events ADD COLUMN until TIMESTAMPTZ")
-    connection.execute("UPDATE events SET until = date_trunc('hour', ts) + INTERVAL 2 HOUR")
-    columns = ", ".join(TIMED.names)
-    first = "row_number() OVER (PARTITION BY k ORDER BY {}) AS rank_number FROM events QUALIFY rank_number <= {}"
-    wanted = {
-        "highest": f"SELECT {columns}, {first.format('f DESC NULLS LAST, seq', 3)}",
-        "newest": f"SELECT {columns}, {first.format('seq DESC', 2)}",
-        "final": ranked("few", 2, True, "k, until", TIMED.names).format(where="before IS NULL OR until > before"),
-        "final_late": f"SELECT {columns} FROM events WHERE until <= before",
-        "busiest": """
-            SELECT k, s, start, start + INTERVAL 1 HOUR, count(*) AS n
-            FROM (SELECT *, date_trunc('hour', ts) AS start FROM events WHERE s IS NOT NULL)
-            WHERE before IS NULL OR start + INTERVAL 1 HOUR > before GROUP BY k, s, start
-            QUALIFY n = max(n) OVER (PARTITION BY start)
-        """,
-    }
-    for name, sql in wanted.items():
-        assert Counter(frame(site, name).rows()) == Counter(connection.sql(sql).fetchall()), name
-
-
-class Failing(InMemoryExecutor):
-    """Loses a job now and then, with all that it has done."""
-
-    def __init__(self, chance: random.Random) -> None:
-        super().__init__(batch_rows=10)
-        self._chance = chance
-
-    def run(self, task, rows, columns, deadline):
-        acks = super().run(task, rows, columns, deadline)
-        if self._chance.random() < 0.1:
-            raise TransientError("the cluster was away")
-        return acks
-
-
-@pytest.mark.parametrize("unaligned", sampled([True, False]))
-def test_runs_that_fail_and_go_on_with_other_subtasks_give_what_sql_gives(unaligned, tmp_path):
-    cut = with_until(events([30, 0, 25, 30], seed=11))
-    options = {"WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"} if unaligned else {}
-    site = site_of(tmp_path, cut, WEIR_STATE__BACKEND="memory" if unaligned else "rocksdb", **options)
-    chance, tries = random.Random(7), 0
-    while True:
-        tries += 1
-        site.options["WEIR_SPARK__PARALLELISM"] = str(1 + tries % 3)
-        try:
-            for _ in run(PIPELINE, site.settings, RunOptions(until_caught_up=True, drain=True), Failing(chance)):
-                pass
-            break
-        except TransientError:
-            assert tries < 60
-    assert tries > 2
-    check(site, cut)
-    site.assert_no_orphans()
 
 
 def test_ranks_can_be_looked_up(tmp_path):

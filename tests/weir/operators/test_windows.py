@@ -55,18 +55,6 @@ def counted(**arguments) -> Stage:
 # -- hopping
 
 
-def test_a_row_is_in_every_window_that_spans_it():
-    run = testing.run(counted(every="1h", size="3h"))
-    assert bounds(run.epoch([at(0), at(59), at(60)], drain=True)) == [
-        ("a", -120, 60, 2), ("a", -60, 120, 3), ("a", 0, 180, 3), ("a", 60, 240, 1)
-    ]  # fmt: skip
-
-
-def test_a_size_need_not_be_a_multiple_of_the_time_between_windows():
-    run = testing.run(counted(every="20m", size="30m"), batch_rows=1)
-    assert bounds(run.epoch([at(5), at(15)], drain=True)) == [("a", -20, 10, 1), ("a", 0, 30, 2)]
-
-
 def test_rows_are_handed_out_to_so_many_windows_in_parts(monkeypatch):
     spread, sizes = windows._spread, []
 
@@ -206,11 +194,6 @@ def test_a_negative_offset_is_one_that_begins_earlier():
     assert counted(every="1h", offset=-timedelta(minutes=15)).operator.offset == 45 * 60_000_000
 
 
-def test_an_offset_shifts_windows_from_the_full_hour():
-    run = testing.run(counted(every="1h", offset="15m"))
-    assert bounds(run.epoch([at(14), at(15), at(74)], drain=True)) == [("a", -45, 15, 1), ("a", 15, 75, 2)]
-
-
 def test_of_overlapping_windows_a_row_counts_in_those_that_are_open():
     run = testing.run(counted(every="1h", size="2h", late=delta.append("late")))
     assert bounds(run.epoch([at(30), at(61)])) == [("a", -60, 60, 1)]
@@ -262,72 +245,12 @@ def test_sessions_that_wait_for_the_barrier_are_bounded(monkeypatch, rows, size)
     )
 
 
-def test_rows_closer_than_the_gap_are_one_session_whatever_their_order():
-    run = testing.run(counted(gap="30m", lateness="10h", total=agg.sum("v")), batch_rows=1, parallelism=2)
-    run.epoch([at(0, v=1), at(40, v=2), at(90, "b", v=4)])
-    assert bounds(run.open_windows) == [("a", 0, 30, 1), ("a", 40, 70, 1), ("b", 90, 120, 1)]
-    run.epoch([at(20, v=8)])  # between the two: now they are one
-    assert bounds(run.open_windows) == [("a", 0, 70, 3), ("b", 90, 120, 1)]
-    run.epoch([at(100, v=16)])  # 30 minutes after the end, not closer
-    closed = run.epoch([], drain=True)
-    assert bounds(closed) == [("a", 0, 70, 3), ("a", 100, 130, 1), ("b", 90, 120, 1)]
-    assert sorted(closed["total"]) == [4, 11, 16]
-
-
-def test_rows_a_gap_apart_are_two_sessions():
-    run = testing.run(counted(gap="30m"))
-    closed = run.epoch([at(0), at(30), at(59.999)], drain=True)
-    assert [(start, n) for _, start, _, n in bounds(closed)] == [(0, 1), (30, 2)]
-
-
-def test_a_session_closes_when_the_watermark_reaches_its_end():
-    run = testing.run(counted(gap="30m"))
-    assert run.epoch([at(0), at(29.999)]).is_empty()
-    assert run.epoch([at(59, "b")]).is_empty()
-    assert bounds(run.epoch([at(60, "b")]))[0][3] == 2
-    assert run.open_windows["k"].to_list() == ["b"]
-
-
 def test_a_row_that_belongs_to_an_open_session_is_not_late():
     run = testing.run(counted(gap="30m", late=delta.append("late")), batch_rows=1)
     run.epoch([at(10), at(25), at(39)])  # the watermark is 39
     assert run.epoch([at(5)]).is_empty()  # alone it had ended at 35
     assert run.late.is_empty()
     assert bounds(run.open_windows) == [("a", 5, 69, 4)]
-
-
-def test_a_row_that_would_be_a_session_of_the_past_is_late():
-    run = testing.run(counted(gap="30m", late=delta.append("late")), batch_rows=1)
-    run.epoch([at(0), at(60, "b")])
-    assert run.epoch([at(29), at(30), at(5)]).is_empty()
-    assert sorted(row["at"] for row in run.late.to_dicts()) == [NOON + timedelta(minutes=m) for m in (5, 29, 30)]
-    assert run.acks[0].rows_late == 3
-
-
-@pytest.mark.parametrize("order", [(25, 50), (50, 25)])
-def test_of_rows_that_come_in_one_epoch_the_one_keeps_the_other_from_being_late(order):
-    run = testing.run(counted(gap="30m", late=delta.append("late")), batch_rows=1)
-    run.epoch([at(60, "b")])
-    run.epoch([at(minute) for minute in order])  # 25 alone had ended at 55, before 60; with 50 the session ends at 80
-    assert run.late.is_empty()
-    assert ("a", 25, 80, 2) in bounds(run.open_windows)
-
-
-def test_a_closed_session_is_not_opened_again():
-    run = testing.run(counted(gap="30m"))
-    run.epoch([at(0)])
-    assert bounds(run.epoch([at(30, "b")])) == [("a", 0, 30, 1)]
-    assert run.epoch([at(20)]).is_empty()  # on time, for alone it ends at 50; but [0, 30) has been handed out
-    assert bounds(run.epoch([], drain=True)) == [("a", 20, 50, 1), ("b", 30, 60, 1)]
-
-
-def test_sessions_keep_the_types_of_all_that_is_aggregated():
-    run = testing.run(
-        counted(gap="30m", t=agg.max("at"), s=agg.min("s"), m=agg.mean("v"), l=agg.last("s")), batch_rows=1
-    )
-    run.epoch([at(0, s="é", v=1), at(1, s="a", v=None)])
-    output = run.epoch([at(2, s=None, v=2)], drain=True)
-    assert output.drop("window_start", "window_end").rows() == [("a", 3, NOON + timedelta(minutes=2), "a", 1.5, "a")]
 
 
 def test_a_sum_that_does_not_fit_into_a_session_declines_the_epoch():

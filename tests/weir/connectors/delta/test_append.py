@@ -75,14 +75,6 @@ def test_publishing_twice_is_publishing_once(storage):
     assert (first.delta_version, first.rows) == (again.delta_version, again.rows) == (1, 2)
 
 
-def test_an_older_checkpoint_after_a_newer_one_is_a_no_op(storage):
-    first, two = staged(storage, 1, ["a"]), staged(storage, 2, ["b"])
-    append.publish(storage, APP, "out", checkpoint(1), None, [first])
-    append.publish(storage, APP, "out", checkpoint(2), 1, [two])
-    append.publish(storage, APP, "out", checkpoint(1), None, [first])
-    assert keys(storage) == ["a", "b"]
-
-
 def test_a_table_that_is_behind_the_chain_is_damage(storage):
     append.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
     with pytest.raises(DamageError, match="last published checkpoint is 1, but the registry says 2"):

@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from state_ops.delta import log_entries
-from state_ops.errors import DamageError, PipelineError
+from state_ops.errors import PipelineError
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import OUTPUT, StateFile
@@ -81,18 +81,6 @@ def test_the_newest_row_of_a_key_stays_and_a_deleted_key_goes(storage):
     assert published.rows == 5
 
 
-def test_publishing_twice_and_by_a_zombie_changes_nothing(storage):
-    first, second = staged(storage, 1, [("a", 1)]), staged(storage, 2, [("a", 2)])
-    publish(storage, 1, None, first)
-    publish(storage, 2, 1, second)
-    version = DeltaTable(storage.full("tables/out")).version()
-    again = publish(storage, 2, 1, second)
-    publish(storage, 1, None, first)
-    assert rows(storage) == [("a", 2)]
-    assert DeltaTable(storage.full("tables/out")).version() == version
-    assert (again.delta_version, again.rows) == (version, 0)
-
-
 def test_an_epoch_that_changes_nothing_moves_the_transaction_version(storage):
     publish(storage, 1, None, staged(storage, 1, [("a", 1)]))
     files = DeltaTable(storage.full("tables/out")).file_uris()
@@ -100,11 +88,6 @@ def test_an_epoch_that_changes_nothing_moves_the_transaction_version(storage):
     publish(storage, 3, 2)
     handle = DeltaTable(storage.full("tables/out"))
     assert (handle.transaction_version(f"{APP}/out"), handle.file_uris()) == (3, files)
-
-
-def test_a_table_that_is_behind_the_chain_is_damage(storage):
-    with pytest.raises(DamageError, match="the registry says 1"):
-        publish(storage, 2, 1, staged(storage, 2, [("a", 1)]))
 
 
 def test_only_files_with_a_changed_key_are_written_anew(storage):

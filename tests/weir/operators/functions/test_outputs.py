@@ -156,17 +156,6 @@ def test_whatever_reads_a_stage_reads_one_of_its_outputs():
         assert Pipeline("fleet", (cars, reader)).outputs_read(cars) >= {"alerts"}, name
 
 
-def test_late_rows_are_read_like_any_output():
-    hourly = window("hourly", TRIPS, key="car", on="at", every="1h", late=delta.append("late"), km=agg.sum("km"))
-    missed = aggregate("missed", hourly.output("late"), key="car", sink=delta.append("missed"), trips=agg.count())
-    run = testing.run_pipeline(Pipeline("fleet", (hourly, missed)), (), schema=SCHEMA, parallelism=2)
-    old, new = trips(20), trips(20).with_columns(pl.col("at") + pl.duration(hours=5))
-    assert run.epoch(new)["missed"].is_empty()
-    out = run.epoch(old)
-    assert out["late"].height == 20
-    assert out["missed"]["trips"].sum() == 20
-
-
 # -- functions that yield, and those that are called key by key
 
 

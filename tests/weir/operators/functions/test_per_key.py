@@ -6,7 +6,6 @@ from collections import Counter
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import StrEnum
-from random import Random
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
@@ -27,14 +26,11 @@ from weir import (
     Stage,
     State,
     Timestamp,
-    ValueState,
-    agg,
     delta,
     files,
     stage,
     testing,
 )
-from weir.definition import FileSource
 from weir.task import worker_cache
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -537,22 +533,6 @@ def test_subtasks_have_a_cache_each() -> None:
     assert Counter(total.rows for total in run.state.values()) == {2: 30}
 
 
-def test_a_vectorised_function_does_the_same() -> None:
-    @stage("v", source=EVENTS, key="k", state=Total, sink=delta.append("out"))
-    def vectorised(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
-        before = state.lag(rows, last="v")
-        state.fold(rows, rows=agg.count(), amount=agg.sum("v"))
-        return rows.select("k", "v", before=before["last"])
-
-    assert isinstance(vectorised.inputs[0].origin, FileSource)
-    in_batches, other = testing.run(vectorised), a_run(made_of(_dicts, output=COLUMNS))
-    for values in ([("a", 1), ("b", 2), ("a", 3)], [("b", 4)], [("a", 5), ("c", 6)]):
-        assert sorted(in_batches.epoch(rows(*values)).rows(), key=str) == sorted(
-            other.epoch(rows(*values)).rows(), key=str
-        )
-    assert dict(in_batches.state) == dict(other.state)
-
-
 # -- lists, maps, timers, time to live
 
 
@@ -596,38 +576,6 @@ def test_lists_of_a_key(sizes: CacheSizes | None) -> None:
     assert sorted(seen[:2]) == [("a", [], [1, 2], ["a1", "a2"]), ("b", [], [10], ["b10"])]
     assert sorted(seen[2:4]) == [("a", [1, 2], [1, 2, 3], ["a1", "a2", "a3"]), ("c", [], [7], ["c7"])]
     assert sorted(seen[4:]) == [("a", [1, 2, 3], [-5], ["a-5"]), ("b", [10], [10, 20], ["b10", "b20"])]
-
-
-@pytest.mark.parametrize("sizes", [None, CacheSizes(10)])
-def test_maps_of_a_key(sizes: CacheSizes | None) -> None:
-    model: dict[str, dict[str, float]] = {}
-
-    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
-        mine = model.setdefault(key, {})
-        assert dict(state.spent.items()) == mine and list(state.spent) == sorted(mine)
-        for row in rows:
-            name = f"n{row['v'] % 3}"
-            assert (name in state.spent) == (name in mine)
-            assert state.spent.get(name, -1.0) == mine.get(name, -1.0)
-            if row["v"] == 9:
-                state.spent.clear()
-                mine.clear()
-            elif row["v"] % 5 == 4 and name in mine:
-                del state.spent[name]
-                del mine[name]
-            else:
-                state.spent[name] = mine[name] = mine.get(name, 0.0) + row["v"]
-                state.last[row["v"]] = Ride(to=key, fare=row["v"])
-                assert state.last[row["v"]] == Ride(to=key, fare=row["v"])
-            assert dict(state.spent.items()) == mine
-        with pytest.raises(KeyError):
-            state.spent["nothing"]
-
-    run = a_run(a_rider(function), sizes)
-    chance = Random(1)
-    for _ in range(6):
-        run.epoch(rows(*((chance.choice("abc"), chance.randrange(10)) for _ in range(6))))
-    assert any(model.values())
 
 
 @pytest.mark.parametrize(
