@@ -15,14 +15,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import structlog
 
 from state_ops.errors import BusyError, FencedError, WeirError
-from tests.soak import clock
 from tests.soak.accounts import pipeline
 from weir.execution.in_process import InMemoryExecutor
 from weir.ownership.backlog import unapplied
@@ -38,8 +37,7 @@ class Order:
     env: WEIR_ variables. host: the name that this machine has for it; under another name a process is watched by its
     counter. batch_rows: largest batch of a stage. until_files: try again and again, also after others won, until a run
     has found that so many files are read; None: one run, until it is stopped. remembered: names that a file position
-    lists, so that it reaches its floor within a soak. jumps: offsets in seconds through which the wall clock jumps at
-    every look at it.
+    lists, so that it reaches its floor within a soak.
     """
 
     env: dict[str, str]
@@ -47,7 +45,6 @@ class Order:
     batch_rows: int = 65_536
     until_files: int | None = None
     remembered: int = 10_000
-    jumps: list[float] = field(default_factory=list)
 
 
 def main() -> None:
@@ -60,8 +57,6 @@ def main() -> None:
     order = Order(**json.loads(line))
     socket.gethostname = lambda: order.host
     positions._REMEMBERED = order.remembered
-    if order.jumps:
-        clock.jump(order.jumps)
     if order.until_files is None:
         _say(end=_once(order, RunOptions(interval=0.01)))
         return

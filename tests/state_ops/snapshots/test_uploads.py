@@ -298,31 +298,6 @@ def test_the_mode_is_a_setting_that_can_change_between_runs(tmp_path, restored_f
     site.assert_no_orphans()
 
 
-def test_case_21_an_epoch_whose_upload_fails_midway_is_replayed_from_the_checkpoint_before(tmp_path, monkeypatch):
-    first, second = flights_input.prepare(tmp_path / "days")[:2]
-    site = Site(tmp_path / "site", {"WEIR_EPOCH__MAX_FILES": "1"})
-    once = RunOptions(until_caught_up=True, linger_seconds=0)
-    site.land([first])
-    list(run(site.pipeline, site.settings, once, InMemoryExecutor()))
-    real = Storage.put_file
-
-    def failing(self: Storage, local: Path, path: str, **options: Any) -> tuple[int, str]:
-        if "/g2-e2/" in path and "MANIFEST" in path:
-            raise OSError("the store is down")
-        return real(self, local, path, **options)
-
-    site.land([second])
-    with monkeypatch.context() as patch, pytest.raises(TransientError, match="the store is down"):
-        patch.setattr(Storage, "put_file", failing)
-        list(run(site.pipeline, site.settings, once, InMemoryExecutor()))
-    assert site.head() == 1
-    site.assert_exact_so_far(1)
-    site.assert_no_orphans()
-    list(run(site.pipeline, site.settings, replace(once, drain=True), InMemoryExecutor()))
-    site.assert_exact(2)
-    site.assert_no_orphans()
-
-
 def test_tasks_know_the_time_that_their_epoch_has_left_and_the_stages_there_are(tmp_path):
     site = Site(tmp_path / "site", {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "77"})
     site.land(flights_input.prepare(tmp_path / "days")[:1])
@@ -482,16 +457,6 @@ def test_damage_in_local_files_costs_one_epoch_and_no_hands(task):
     assert "local copy of the state is damaged and was removed" in ack.error["what"]
     task.commit(task.run(3, some(99), full=True))
     assert task.state() == 51
-
-
-def test_case_22_damage_in_storage_declines_the_attempt_and_is_named(task):
-    first = task.commit(task.run(1, some(1)))
-    (table,) = [file for file in first if file.name.endswith(".sst")]
-    flip(Path(task.storage.full(table.path)))
-    shutil.rmtree(task.work)
-    ack = task.run(2, some(2))
-    assert ack.error is not None and ack.error["kind"] == "DamageError"
-    assert ack.error["where"] == task.storage.full(table.path)
 
 
 def test_an_idle_subtask_on_a_new_host_fetches_its_state_once(task):

@@ -82,17 +82,6 @@ def test_a_restore_of_what_is_damaged_changes_nothing_and_says_what_next(house):
     assert house.bank.ids() == before
 
 
-def test_a_restore_goes_back_where_the_settings_want_that(house):
-    site = house.bank.site
-    house.bank.site = replace(site, options={**site.options, "WEIR_RESTORE__ON_INVALID": "rewind"})
-    damaged(house)
-    assert house.execute("small_restore_job").success
-    rows = house.bank.registry.checkpoints()
-    assert "rewind" in [row.kind for row in rows]
-    assert house.checked()["last_run"]
-    house.bank.assert_exact(1, 2, 3)
-
-
 def test_a_restore_for_a_generation_that_has_a_successor_does_nothing(house):
     house.bank.land(4)
     generation = lease.read(house.storage).generation
@@ -157,18 +146,6 @@ def test_a_rewind_only_shows_unless_it_is_told_to_do_it(house):
     assert house.bank.registry.head().kind == "rewind"
     house.bank.epochs()
     house.bank.assert_exact(1, 2, 3)
-
-
-def test_a_rewind_to_the_newest_checkpoint_takes_nothing_back(house):
-    for dry_run in (True, False):
-        assert house.execute("small_rewind_job", {"checkpoint": 3, "dry_run": dry_run, "stop": True}).success
-    assert (house.bank.registry.head().id, house.bank.ids()) == (3, [1, 2, 3])
-    with living(house):
-        asked = {"checkpoint": 3, "dry_run": False}
-        assert failed_with(house.execute("small_rewind_job", asked))["kind"] == "BusyError"
-        assert house.execute("small_rewind_job", {**asked, "stop": True}).success
-    assert house.bank.ids() == [1, 2, 3]
-    assert house.bank.registry.head().id == 3
 
 
 def test_a_rewind_accepts_only_the_obstacles_that_a_dry_run_has_shown(house):
