@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
@@ -73,10 +73,11 @@ def test_every_command_that_an_alert_advises_exists():
             assert set(re.findall(r"--[a-z-]+", words)) <= options, words
 
 
-def _scraped(tmp_path: Path) -> str:
-    """Of a small pipeline that has run twice, the second time on a host without local state, so that it has a restore too,
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The metrics of a small pipeline that has run twice, the second time on a host without local state, so that it has a restore too,
     with a check and a drill."""
-    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    bank = Bank.at(tmp_path_factory.mktemp("scraped") / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
     bank.epochs(1, 2)
     (bank.site.root / "work").rename(bank.site.root / "another-host")
     bank.epochs(3)
@@ -88,9 +89,8 @@ def _scraped(tmp_path: Path) -> str:
     return generate_latest(exported).decode()
 
 
-def test_every_metric_and_label_of_the_rules_is_exported(tmp_path: Path):
-    text = _scraped(tmp_path)
-    samples = [line for line in text.splitlines() if not line.startswith("#")]
+def test_every_metric_and_label_of_the_rules_is_exported(scraped: str):
+    samples = [line for line in scraped.splitlines() if not line.startswith("#")]
     exported = {re.split(r"[ {]", line)[0] for line in samples}
     labels = {family.name: {"pipeline", *family.labels} for family in FAMILIES}
     for rule in _rules():
@@ -104,8 +104,8 @@ def test_every_metric_and_label_of_the_rules_is_exported(tmp_path: Path):
                 ), (rule["alert"], metric, label, value)  # fmt: skip
 
 
-def test_prometheus_finds_no_fault_with_names_types_and_helps(tmp_path: Path):
-    promtool("check", "metrics", stdin=_scraped(tmp_path))
+def test_prometheus_finds_no_fault_with_names_types_and_helps(scraped: str):
+    promtool("check", "metrics", stdin=scraped)
 
 
 def test_every_metric_is_documented():

@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from tests.recovery import counters
 from tests.recovery.harness import Site
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
 
 _KEYS, _EPOCHS = 500_000, 10
 
 
-@pytest.mark.usefixtures("spark")
 def test_uploads_follow_changes(tmp_path):
     site = Site(tmp_path, {"WEIR_EPOCH__MAX_FILES": "1"}, counters.pipeline, "tests.recovery.counters")
     site.landing.mkdir()
@@ -24,7 +24,8 @@ def test_uploads_follow_changes(tmp_path):
     for index, rows in enumerate(arrivals):
         pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), site.landing / f"{index:03}.parquet")
 
-    load, *changed = [report.checkpoint for report in site.run()]
+    options = RunOptions(until_caught_up=True)
+    load, *changed = [report.checkpoint for report in run(site.pipeline, site.settings, options, InMemoryExecutor())]
 
     assert load.bytes_new == load.bytes_total > _KEYS * 20
     shares = [checkpoint.bytes_new / checkpoint.bytes_total for checkpoint in changed]

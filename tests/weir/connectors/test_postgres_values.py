@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from state_ops.errors import WeirError
 from tests.tools.postgres_server import Postgres
+from tests.tools.sampling import rounds
 from weir.connectors.postgres.sink import CHANGE, PostgresSink
 from weir.connectors.postgres.values import PostgresRules, TextRule
 from weir.connectors.sink import Publisher, SinkOpening
@@ -220,9 +221,10 @@ _JSON = st.recursive(
 )
 
 
-@given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_is_judged_as_the_server_does(publishers, data):
+@rounds(3)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_judged_as_the_server_does(publishers, round_, data):
     import json as library
 
     declared = data.draw(st.sampled_from(list(TEXTS)))
