@@ -160,7 +160,8 @@ class _Tree:
     def _add_table(self, data: bytes) -> None:
         if _is_deep(data):
             raise UnfitError("too deep")
-        if data.count(b":") > 4 * _MOST_FIELDS:  # Arrow takes long for each field, and counts none
+        most = _MOST_FIELDS if len(data) > _PIECE else 4 * _MOST_FIELDS  # in one line, or in many short ones
+        if data.count(b":") > most:  # Arrow takes long for each field, and counts none
             raise UnfitError("many fields in one line")
         told = parsed(data, None)
         if loses_digits(data, told) or has_large_whole(data, told):
