@@ -257,7 +257,8 @@ def test_nothing_differs_nothing_is_promoted(tmp_path):
     done = plant.backfill(2, 3, promote=True)
     assert (done.promoted, done.difference.same) == (None, True)
     assert plant.head.id == 3
-    assert not forks.forks(pipeline, plant.site.settings)
+    assert plant.backfill(2, 3).promoted is None
+    assert not forks.forks(pipeline, plant.site.settings), "nothing waits: the next night's range overlaps it"
 
 
 def test_what_no_replay_could_promote_is_refused_before_it(plant, monkeypatch):
@@ -478,15 +479,6 @@ def test_a_correction_of_what_was_replayed_early_is_seen_although_the_branch_has
     plant.assert_exact()
 
 
-@pytest.mark.long
-def test_nothing_differs_nothing_waits_for_approval(tmp_path):
-    plant = Plant.at(tmp_path)
-    plant.land(1, 2, 3)
-    plant.run()
-    assert plant.backfill(2, 3).promoted is None
-    assert not forks.forks(pipeline, plant.site.settings), "the next night's range overlaps it"
-
-
 def test_what_was_not_replayed_to_its_end_is_not_approved(plant):
     plant.land(6, value=100_000)
     with pytest.raises(GateError):
@@ -510,14 +502,6 @@ def test_a_branch_of_an_earlier_release_replaces_what_its_backfill_has_noted(pla
     assert (plan(plant.site.pipeline, plant.site.settings, name).only is not None) is (replaces == "range")
     approved(plant, name)
     plant.assert_exact(state=replaces == "since")
-
-
-@pytest.mark.long
-def test_the_difference_of_a_range_is_that_of_its_rows(plant):
-    done = plant.backfill(5, 5, replaces="range")
-    assert {table.table: table.counts["changed"] for table in done.difference.tables} == {"readings": 72, "daily": 3}
-    assert done.difference.tables[0].days.keys() == {"2026-01-05"}
-    assert done.difference.states == ()
 
 
 @pytest.mark.parametrize(
@@ -718,14 +702,6 @@ def totals(plant: Plant, number: int) -> set[int]:
 
 
 @pytest.mark.long
-def test_a_backfill_begins_before_its_range_where_files_have_no_statistics(tmp_path):
-    plant = untold(tmp_path)
-    done = plant.backfill(4, 4, promote=True)
-    assert (done.base, done.note) == (3, None)
-    assert totals(plant, 4) == {4 * 100 * 24}
-
-
-@pytest.mark.long
 def test_where_files_do_not_tell_a_time_it_is_the_one_that_the_acks_say(tmp_path, monkeypatch):
     """A column beside a struct whose field has its path is not read alone when files are planned."""
     monkeypatch.setattr(FileCheck, "newest", lambda *_: None)
@@ -855,19 +831,6 @@ def test_a_replay_that_was_cut_off_begins_anew_with_other_code(plant):
     table = plant.site.table("readings")
     values = {number: set(table[table["at"].dt.day == number]["value"]) for number in (4, 5, 6, 7)}
     assert values == {4: {4000}, 5: {5000}, 6: {6000}, 7: {70}}, "of one version"
-
-
-@pytest.mark.long
-def test_a_replay_that_was_cut_off_begins_anew_with_another_definition(plant):
-    plant.land(6, value=100_000)
-    with pytest.raises(GateError):
-        plant.backfill(4, 6)
-    changed = altered(devices, where="value > 0", gates=())
-    plant.site = replace(
-        plant.site,
-        pipeline=replace(pipeline, stages=(changed, with_input(daily, changed)), description="with a where"),
-    )
-    assert plant.backfill(4, 6).resumed is False
 
 
 @pytest.mark.long
