@@ -51,7 +51,8 @@ _totals = aggregate(
     top=agg.max("value"),
     sink=delta.append("totals"),
 )
-_kept = replace(_totals, uid="kept", where="key % 2 = 0 AND value IS NOT NULL", sink=delta.append("kept"))
+_where = replace(_totals.inputs[0], where="key % 2 = 0 AND value IS NOT NULL")
+_kept = replace(_totals, uid="kept", inputs=(_where,), sink=delta.append("kept"))
 _often = aggregate("often", _totals, key="n", keys=agg.count(), sink=delta.append("often"))
 
 PIPELINES = {

@@ -80,6 +80,10 @@ def sums(of: pl.DataFrame) -> pl.DataFrame:
     return of.group_by("key").agg(pl.len().alias("rows").cast(pl.Int64), pl.col("price").sum()).sort("key")
 
 
+def newest(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.unique("key", keep="last", maintain_order=True).select("key", "rows", "price").sort("key")
+
+
 def slices(frame: pl.DataFrame, chance: random.Random, number: int) -> list[pl.DataFrame]:
     ends = sorted(chance.randrange(len(frame) + 1) for _ in range(number - 1))
     return [frame[begin:end] for begin, end in zip([0, *ends], [*ends, len(frame)], strict=True)]
