@@ -33,6 +33,16 @@ class UnfitValue:
         row: Its row's number within the table.
         column: The column's name; of a value inside a struct, list or map with the path to it: `items.price`.
         problem: What is wrong with it, as a clause: "is 5881580-07-11, outside of the years 1 to 9999".
+
+    Example:
+        >>> from weir import UnfitValue
+        >>> class Positive:  # the rules of a sink, as its publisher returns them
+        ...     def refused(self, rows):
+        ...         amounts = enumerate(rows.column("amount").to_pylist())
+        ...         yield from (UnfitValue(row, "amount", f"is {amount}") for row, amount in amounts if amount < 0)
+        >>> import pyarrow as pa
+        >>> list(Positive().refused(pa.table({"amount": [3, -1]})))
+        [UnfitValue(row=1, column='amount', problem='is -1')]
     """
 
     row: int

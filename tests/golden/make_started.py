@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.runtime.run import maintenance
-
 from tests.recovery import test_timers
 
 

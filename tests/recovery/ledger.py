@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from state_ops.errors import DamageError, PipelineError
-from weir.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
+from weir.definition.sink import Published, Publisher, Rows, Sink, SinkOpening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

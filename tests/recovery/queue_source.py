@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.errors import PipelineError
-from weir.connectors.source import Batch, Connector, Lag, Limits, Opening, Part, Planned, Position, Source
+from weir.definition.source import Batch, Connector, Lag, Limits, Opening, Part, Planned, Position, Source
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
 

@@ -32,7 +32,7 @@ from tests.recovery.small import Apart
 from tests.recovery.test_schedules import Clock, Killed, Shuffled
 from tests.tools.sampling import sampled
 from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, foreach, stage
-from weir.connectors.sink import Sink
+from weir.definition.sink import Sink
 from weir.epoch import failover, scheduler, stage_job, transitions
 from weir.epoch import steps as steps_of_an_epoch
 from weir.execution.in_process import InMemoryExecutor

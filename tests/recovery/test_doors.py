@@ -28,7 +28,7 @@ from tests.replay.flights import read_delta
 from tests.tools.sampling import sampled
 from tests.weir.sources.partitions import put, row
 from weir.connectors.generator import GeneratorSource
-from weir.connectors.source import Limits, Opening
+from weir.definition.source import Limits, Opening
 from weir.inspection import state_reader
 from weir.ownership.pipeline_storage import open_storage
 from weir.run import fsck

@@ -15,7 +15,7 @@ from tests.recovery.small import Bank
 from tests.tools.sampling import sampled
 from weir import Pipeline, api, delta
 from weir.connectors.kafka.sink import KafkaSink
-from weir.connectors.sink import Sink
+from weir.definition.sink import Sink
 from weir.ownership import publish
 
 

@@ -83,7 +83,6 @@ def test_a_source_that_cannot_be_listed_is_the_runs_to_report(bank, weir, monkey
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(FilesReader, "backlog", fails)
         patched.setattr(FilesReader, "look", fails)
         ended = weir(bank.site, "run", "small", "--until-caught-up")
     assert ended.err.startswith("small: generation 1, no checkpoint yet, what waits is not known: the disk is gone\n")

@@ -15,7 +15,7 @@ from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank
 from tests.tools.stages import altered
 from weir import Pipeline
-from weir.connectors.sink import no_rows
+from weir.definition.sink import no_rows
 from weir.operations import forks, promotion
 from weir.ownership import publish
 from weir.ownership.pipeline_storage import open_storage

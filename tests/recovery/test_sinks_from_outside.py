@@ -29,7 +29,7 @@ from pathlib import Path
 
 from weir import DamageError, Published, Sink
 from weir.connectors.delta.publishers import AppendPublisher
-from weir.connectors.delta.sink import DeltaSink
+from weir.definition.delta_sink import DeltaSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

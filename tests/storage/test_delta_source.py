@@ -14,7 +14,7 @@ from state_ops.storage.s3 import delta_options
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Proxy, Request, Reset, refused
 from weir import delta
-from weir.connectors.source import Opening
+from weir.definition.source import Opening
 from weir.testing.expected import is_clear
 from weir.testing.source_contract import LARGE, read
 

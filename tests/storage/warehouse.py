@@ -17,7 +17,7 @@ from state_ops.storage.storage import Storage
 from tests.storage import counting
 from tests.storage.conftest import Bucket
 from weir import Epoch, Pipeline, Stage, State, ValueState, agg, delta, files, stage
-from weir.connectors.delta.sink import DeltaSink
+from weir.definition.delta_sink import DeltaSink
 from weir.execution.in_process import InMemoryExecutor
 from weir.run.run import RunOptions, run
 from weir.settings import configuration as settings

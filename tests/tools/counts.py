@@ -110,7 +110,8 @@ def main() -> None:
     print()
     for what, places in (
         ("places that ask which operator", test_which_operator.places()),
-        ("places that ask which sink", test_which_sink.places()),
+        ("places that ask which sink", test_which_sink.places("Sink")),
+        ("places that ask which source", test_which_sink.places("Source")),
         ("modules that import state_ops.checkpoints", importers("state_ops.checkpoints")),
     ):
         print(f"{what}: {len(places)}")

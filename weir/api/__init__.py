@@ -11,6 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from state_ops.arrow.unfit_values import UnfitValue
+    from state_ops.errors import (
+        ConfigurationError,
+        DamageError,
+        FencedError,
+        InputError,
+        LostError,
+        PipelineError,
+        TransientError,
+        WeirError,
+    )
     from state_ops.keyed.keyed_state import KeyedState, ValueState
     from state_ops.keyed.per_key.key_state import KeyState
     from state_ops.rows import aggregates as agg
@@ -18,39 +29,7 @@ if TYPE_CHECKING:
     from state_ops.schema.descriptors import ListOf, MapOf
     from state_ops.schema.state_class import State, Timestamp
     from weir.api.arguments import side
-    from weir.api.connectors import (
-        Batch,
-        Capabilities,
-        ConfigurationError,
-        Connector,
-        DamageError,
-        Expiring,
-        FencedError,
-        InputError,
-        Lag,
-        Limits,
-        Lost,
-        LostError,
-        Opening,
-        Part,
-        PipelineError,
-        Planned,
-        Position,
-        Published,
-        Publisher,
-        Rejected,
-        Rows,
-        Sink,
-        SinkOpening,
-        Source,
-        TakingBack,
-        TransientError,
-        WeirError,
-        chain,
-        no_rows,
-        sink,
-        source,
-    )
+    from weir.api.connectors import chain, sink, source
     from weir.api.delta_tables import delta
     from weir.api.expectations import expect, on_state, on_table
     from weir.api.facts import as_of
@@ -65,6 +44,31 @@ if TYPE_CHECKING:
     from weir.definition.input import Input
     from weir.definition.operator import Epoch, Operator, OperatorKind, Shapes, Subtask
     from weir.definition.pipeline import Pipeline
+    from weir.definition.sink import (
+        Capabilities,
+        Expiring,
+        Published,
+        Publisher,
+        Rows,
+        Sink,
+        SinkOpening,
+        TakingBack,
+        no_rows,
+    )
+    from weir.definition.source import (
+        Batch,
+        Connector,
+        Lag,
+        Limits,
+        Lost,
+        Opening,
+        Part,
+        Planned,
+        Position,
+        Rejected,
+        Source,
+        SourceCapabilities,
+    )
     from weir.definition.stage import Stage
     from weir.operators.functions.per_key import Fired
 
@@ -104,12 +108,14 @@ __all__ = [
     "Sink",
     "SinkOpening",
     "Source",
+    "SourceCapabilities",
     "Stage",
     "State",
     "Subtask",
     "TakingBack",
     "Timestamp",
     "TransientError",
+    "UnfitValue",
     "ValueState",
     "WeirError",
     "agg",
@@ -143,6 +149,20 @@ __all__ = [
 ]
 
 _NAMES = {
+    **dict.fromkeys(("UnfitValue",), "state_ops.arrow.unfit_values"),
+    **dict.fromkeys(
+        (
+            "ConfigurationError",
+            "DamageError",
+            "FencedError",
+            "InputError",
+            "LostError",
+            "PipelineError",
+            "TransientError",
+            "WeirError",
+        ),
+        "state_ops.errors",
+    ),
     **dict.fromkeys(("KeyedState", "ValueState"), "state_ops.keyed.keyed_state"),
     **dict.fromkeys(("KeyState",), "state_ops.keyed.per_key.key_state"),
     **dict.fromkeys(("renamed_from",), "state_ops.schema.annotations"),
@@ -150,42 +170,7 @@ _NAMES = {
     **dict.fromkeys(("State", "Timestamp"), "state_ops.schema.state_class"),
     **dict.fromkeys(("side",), "weir.api.arguments"),
     **dict.fromkeys(("as_of",), "weir.api.facts"),
-    **dict.fromkeys(
-        (
-            "Batch",
-            "Capabilities",
-            "ConfigurationError",
-            "Connector",
-            "DamageError",
-            "Expiring",
-            "FencedError",
-            "InputError",
-            "Lag",
-            "Limits",
-            "Lost",
-            "LostError",
-            "Opening",
-            "Part",
-            "PipelineError",
-            "Planned",
-            "Position",
-            "Published",
-            "Publisher",
-            "Rejected",
-            "Rows",
-            "Sink",
-            "SinkOpening",
-            "Source",
-            "TakingBack",
-            "TransientError",
-            "WeirError",
-            "chain",
-            "no_rows",
-            "sink",
-            "source",
-        ),
-        "weir.api.connectors",
-    ),
+    **dict.fromkeys(("chain", "sink", "source"), "weir.api.connectors"),
     **dict.fromkeys(("delta",), "weir.api.delta_tables"),
     **dict.fromkeys(("expect", "on_state", "on_table"), "weir.api.expectations"),
     **dict.fromkeys(("files",), "weir.api.file_sources"),
@@ -217,6 +202,37 @@ _NAMES = {
     ),
     **dict.fromkeys(("Input",), "weir.definition.input"),
     **dict.fromkeys(("Pipeline",), "weir.definition.pipeline"),
+    **dict.fromkeys(
+        (
+            "Capabilities",
+            "Expiring",
+            "Published",
+            "Publisher",
+            "Rows",
+            "Sink",
+            "SinkOpening",
+            "TakingBack",
+            "no_rows",
+        ),
+        "weir.definition.sink",
+    ),
+    **dict.fromkeys(
+        (
+            "Batch",
+            "Connector",
+            "Lag",
+            "Limits",
+            "Lost",
+            "Opening",
+            "Part",
+            "Planned",
+            "Position",
+            "Rejected",
+            "Source",
+            "SourceCapabilities",
+        ),
+        "weir.definition.source",
+    ),
     **dict.fromkeys(("Stage",), "weir.definition.stage"),
     **dict.fromkeys(("Fired",), "weir.operators.functions.per_key"),
 }

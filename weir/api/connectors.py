@@ -1,6 +1,6 @@
-"""The names for an author of a source or a sink, and the functions with which a pipeline takes one by name.
+"""The functions with which a pipeline takes a source or a sink by name, and reads one source after another.
 
-docs/how-to/connectors.md shows both, and `weir.testing` has the suites that they must pass.
+docs/how-to/connectors.md shows how to write both, and `weir.testing` has the suites that they must pass.
 """
 
 from __future__ import annotations
@@ -11,84 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from state_ops.arrow.unfit_values import UnfitValue
-from state_ops.errors import (
-    ConfigurationError,
-    DamageError,
-    FencedError,
-    InputError,
-    LostError,
-    PipelineError,
-    TransientError,
-    WeirError,
-)
-from weir.connectors.sink import (
-    Capabilities,
-    Expiring,
-    Judging,
-    Published,
-    Publisher,
-    Rows,
-    Sink,
-    SinkOpening,
-    TakingBack,
-    ValueRules,
-    Versioned,
-    no_rows,
-)
-from weir.connectors.source import (
-    Batch,
-    Connector,
-    Lag,
-    Limits,
-    Lost,
-    Opening,
-    Part,
-    Planned,
-    Position,
-    Rejected,
-    Source,
-    start_of,
-)
-from weir.definition import FileSource
-
-__all__ = [
-    "Batch",
-    "Capabilities",
-    "ConfigurationError",
-    "Connector",
-    "DamageError",
-    "Expiring",
-    "FencedError",
-    "InputError",
-    "Judging",
-    "Lag",
-    "Limits",
-    "Lost",
-    "LostError",
-    "Opening",
-    "Part",
-    "PipelineError",
-    "Planned",
-    "Position",
-    "Published",
-    "Publisher",
-    "Rejected",
-    "Rows",
-    "Sink",
-    "SinkOpening",
-    "Source",
-    "TakingBack",
-    "TransientError",
-    "UnfitValue",
-    "ValueRules",
-    "Versioned",
-    "WeirError",
-    "chain",
-    "no_rows",
-    "sink",
-    "source",
-]
+from state_ops.errors import ConfigurationError, PipelineError
+from weir.definition.sink import Sink
+from weir.definition.source import Source, start_of
 
 
 def chain(
@@ -104,7 +29,7 @@ def chain(
         **more: Arguments of every source: on_bad, on_lost, idle_after, max_ahead, max_future, archive, evolve.
 
     Raises:
-        PipelineError: One of the two is `files(...)`.
+        PipelineError: One of the two reads files where they lie.
 
     Example:
         >>> import pyarrow as pa
@@ -118,9 +43,9 @@ def chain(
     from weir.connectors.chained import ChainedSource
 
     for chained in (history, live):
-        if isinstance(chained, FileSource):
+        if (read := chained.capabilities.files) is not None:
             raise PipelineError(
-                f"A chain cannot have the files of {chained.pattern} in it.",
+                f"A chain cannot have the files of {read.pattern} in it.",
                 where=f"source {chained.name}",
                 next="Let a pipeline append their rows to a table (delta.append), and chain that (delta.table).",
             )

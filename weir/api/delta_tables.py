@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from state_ops.errors import PipelineError
 from weir.api.arguments import names_of
-from weir.connectors.delta.sink import DeltaSink, ReplaceSink, UpsertSink
-from weir.connectors.sink import default_sink_name
-from weir.connectors.source import default_name
+from weir.connectors.delta.sink import ReplaceSink, UpsertSink
+from weir.definition.delta_sink import DeltaSink
+from weir.definition.sink import default_sink_name
+from weir.definition.source import default_name
 
 if TYPE_CHECKING:
     from weir.connectors.delta_table.source import DeltaTableSource

@@ -16,8 +16,8 @@ from weir.api.arguments import (
     sides_of,
     time_of,
 )
-from weir.connectors.sink import Sink
 from weir.definition import Gate, Readable, Stage
+from weir.definition.sink import Sink
 from weir.operators.joins import INNER, LEFT, AsOf
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from state_ops.errors import PipelineError
 from state_ops.lazily import Lazily
-from weir.definition.files import FileSource
+from weir.definition.source import FileSource
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,8 +12,8 @@ import pyarrow as pa
 from state_ops.durations import micros
 from weir.connectors.kafka.sink import KafkaSink
 from weir.connectors.kafka.source import KafkaSource
-from weir.connectors.sink import default_sink_name
-from weir.connectors.source import default_name, start_of
+from weir.definition.sink import default_sink_name
+from weir.definition.source import default_name, start_of
 
 
 class _Kafka:

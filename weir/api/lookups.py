@@ -8,8 +8,8 @@ from typing import Any
 from state_ops.errors import PipelineError
 from weir.api.arguments import gates_of, names_of, only_input, pairs_of
 from weir.connectors.lookups.lookup_table import FAIL, NEWEST
-from weir.connectors.sink import Sink
 from weir.definition import Gate, Readable, Stage
+from weir.definition.sink import Sink
 from weir.operators.joins import INNER, LEFT
 from weir.operators.lookups import Lookup
 

@@ -24,9 +24,9 @@ from weir.api.arguments import (
 )
 from weir.api.calendars import UTC, calendar_of, signed
 from weir.api.connectors import definition_of
-from weir.connectors.delta.change_feed import CHANGE_TYPE
-from weir.connectors.sink import Sink
 from weir.definition import Gate, OperatorKind, Readable, Stage
+from weir.definition.change_feed import CHANGE_TYPE
+from weir.definition.sink import Sink
 from weir.operators.aggregation import Aggregation
 from weir.operators.deduplication import Deduplication
 from weir.operators.joins import INNER, JOINS, SEMI, Join

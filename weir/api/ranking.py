@@ -9,10 +9,10 @@ from typing import Any
 
 from state_ops.errors import PipelineError
 from weir.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, only_input, positive
-from weir.connectors.delta.change_feed import CHANGE_TYPE
-from weir.connectors.sink import Sink
 from weir.definition import Gate, Readable, Source, Stage
+from weir.definition.change_feed import CHANGE_TYPE
 from weir.definition.column_lineage import before
+from weir.definition.sink import Sink
 from weir.operators.top_n import TopN
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
 from weir.api.arguments import gates_of, names_of, only_input
-from weir.connectors.sink import Sink
 from weir.definition import MAIN, Gate, Readable, Stage
+from weir.definition.sink import Sink
 from weir.operators.functions import Function
 
 if TYPE_CHECKING:

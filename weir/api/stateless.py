@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from state_ops.errors import PipelineError
 from weir.api.arguments import columns_of, gates_of, inputs_of, only_input, sides_of
-from weir.connectors.sink import Sink
 from weir.definition import Gate, Readable, Stage
+from weir.definition.sink import Sink
 from weir.operators.stateless import Unchanged
 
 

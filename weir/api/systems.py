@@ -12,8 +12,8 @@ from weir.connectors.foreach import ForeachSink, Function
 from weir.connectors.generator import FIRST, GeneratorSource
 from weir.connectors.postgres.sink import PostgresSink
 from weir.connectors.postgres.source import PostgresSource
-from weir.connectors.sink import default_sink_name
-from weir.connectors.source import start_of
+from weir.definition.sink import default_sink_name
+from weir.definition.source import start_of
 
 
 def generator(

@@ -19,8 +19,8 @@ from typing import Any
 
 from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.records.operator_stats import OperatorStats
-from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.definition import Finding, Pipeline, Source, Stage, Verdict, column_lineage
+from weir.definition.change_feed import CHANGE_TYPE
 from weir.definition.fingerprint import fingerprint_of
 from weir.operators import sides
 

@@ -20,7 +20,6 @@ from state_ops.schema.descriptors import collections_of
 from state_ops.schema.state_schema import StateSchema
 from weir.code_changes.sql import taken_back
 from weir.connectors.formats.hive import partitions_of
-from weir.connectors.source import ADD, changed_kind
 from weir.definition import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -33,6 +32,7 @@ from weir.definition import (
     Verdict,
     sources_of,
 )
+from weir.definition.source import ADD, changed_kind
 from weir.operators import sides
 from weir.operators.compatibility import changeable, meaning
 

@@ -1,4 +1,4 @@
-"""Systems that data comes from and goes to: the Protocols of sources and sinks, and a connector for each system.
+"""Systems that data comes from and goes to: a package for each.
 
-Imports nothing of the runtime.
+Imports `definition`, which has the protocols of sources and sinks.
 """

@@ -14,7 +14,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from weir.connectors.source import (
+from weir.definition.source import (
     EARLIEST,
     Batch,
     Connector,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.errors import PipelineError, StageError, WeirError, plainly
-from weir.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
+from weir.definition.sink import Published, Publisher, Rows, Sink, SinkOpening
 
 Function = Callable[[pa.Table, int], object]
 

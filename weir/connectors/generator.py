@@ -17,7 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from state_ops.errors import InputError, PipelineError
-from weir.connectors.source import (
+from weir.definition.source import (
     EARLIEST,
     LATEST,
     Batch,

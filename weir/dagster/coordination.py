@@ -20,7 +20,6 @@ from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.triggers import Trigger
 from state_ops.redaction import scrubbing
 from state_ops.storage.storage import Storage
-from weir.connectors.sink import Sink
 from weir.dagster import checks, history, metadata
 from weir.dagster.metadata import Tally
 from weir.dagster.names import (
@@ -37,6 +36,7 @@ from weir.dagster.names import (
     tag_of,
 )
 from weir.definition import Pipeline, Stage, sinks_shown
+from weir.definition.sink import Sink
 from weir.epoch.model import EpochReport
 from weir.gates.evaluation import GateVerdict
 from weir.markdown import as_code

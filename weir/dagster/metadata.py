@@ -21,10 +21,10 @@ from state_ops.records.checkpoint import Checkpoint
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import table_path
-from weir.connectors.sink import Sink
 from weir.dagster.names import input_key, lookup_key, stage_key, table_key
-from weir.definition import MAIN, FileSource, Input, Pipeline, Source, Stage
+from weir.definition import MAIN, Input, Pipeline, Source, Stage
 from weir.definition.column_lineage import made_of
+from weir.definition.sink import Sink
 from weir.epoch.model import EpochReport
 from weir.sources.positions import Arrivals
 from weir.timings import bottleneck
@@ -35,7 +35,7 @@ from weir.timings import bottleneck
 def of_source(source: Source, resolved: str) -> dict[str, Any]:
     """Return the metadata of a source's definition."""
     return {
-        **({"files": dg.MetadataValue.path(resolved)} if isinstance(source, FileSource) else {}),
+        **({"files": dg.MetadataValue.path(resolved)} if source.capabilities.files else {}),
         "event time": source.event_time or "none: no watermark",
         "dagster/uri": resolved,
     }

@@ -21,8 +21,8 @@ from dagster import DagsterRunStatus
 
 from state_ops.errors import PipelineError
 from state_ops.redaction import redacted
-from weir.connectors.source import default_name
 from weir.definition import Pipeline, Source, Stage, TableBeside
+from weir.definition.source import default_name
 from weir.ownership.pipeline_storage import open_storage
 from weir.settings.configuration import Settings
 

@@ -7,28 +7,31 @@ from datetime import timedelta
 import dagster as dg
 
 from state_ops.storage.storage import Storage
-from weir.connectors.delta_table.source import DeltaTableSource
-from weir.connectors.sink import Sink
 from weir.dagster import metadata
 from weir.dagster.names import CHECKPOINT, input_key, key, lookup_key, stage_key, table_key
-from weir.definition import LATE, MAIN, FileSource, Pipeline, Source, Stage
+from weir.definition import LATE, MAIN, Pipeline, Source, Stage
 from weir.definition.fingerprint import fingerprint_of_stage
+from weir.definition.sink import Sink
 from weir.settings.configuration import Settings
 
 
 def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
-    """Return the sources: files that arrive from elsewhere."""
-    return [
-        dg.AssetSpec(
-            key(pipeline, source.name),
-            description=_arrives(pipeline, source),
-            kinds={"file", source.format} if isinstance(source, FileSource) else {source.kind},
-            group_name=pipeline.name,
-            owners=pipeline.owners or None,
-            metadata=metadata.of_source(source, _place(pipeline, settings, source)),
-        )
-        for source in pipeline.sources
-    ]
+    """Return the sources: what arrives from elsewhere."""
+    return [_of_source(pipeline, settings, source) for source in pipeline.sources]
+
+
+def _of_source(pipeline: Pipeline, settings: Settings, source: Source) -> dg.AssetSpec:
+    files, place = source.capabilities.files, source.capabilities.place
+    what = f"Rows of {source.kind}" if files is None else f"Files that arrive as {files.pattern}"
+    resolved = source.kind if place is None else settings.resolve(pipeline.name, place)
+    return dg.AssetSpec(
+        key(pipeline, source.name),
+        description=f"{what}, each read {'at most' if pipeline.at_most_once else 'exactly'} once.",
+        kinds={source.kind} if files is None else {"file", files.format},
+        group_name=pipeline.name,
+        owners=pipeline.owners or None,
+        metadata=metadata.of_source(source, resolved),
+    )
 
 
 def lookups(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
@@ -52,17 +55,6 @@ def _read_by(pipeline: Pipeline, stage: Stage) -> list[dg.AssetKey]:
     beside = stage.operator.beside
     looked_up = [] if beside is None else [lookup_key(pipeline, beside)]
     return list(dict.fromkeys([*(input_key(pipeline, input.origin) for input in stage.inputs), *looked_up]))
-
-
-def _place(pipeline: Pipeline, settings: Settings, source: Source) -> str:
-    if isinstance(source, DeltaTableSource):
-        return settings.resolve(pipeline.name, source.path)
-    return settings.resolve(pipeline.name, source.pattern) if isinstance(source, FileSource) else source.kind
-
-
-def _arrives(pipeline: Pipeline, source: Source) -> str:
-    what = f"Files that arrive as {source.pattern}" if isinstance(source, FileSource) else f"Rows of {source.kind}"
-    return f"{what}, each read {'at most' if pipeline.at_most_once else 'exactly'} once."
 
 
 def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:

@@ -59,6 +59,9 @@ _RECORDED = {
     },
     **{f"weir.{name}": f"pipelines.{name}" for name in ("api", "testing", "state_reader", "state_writer")},
     "weir.connectors.delta.sink": "pipelines.runtime.connectors.delta_sink",
+    "weir.definition.delta_sink": "pipelines.runtime.connectors.delta_sink",
+    "weir.definition.change_feed": "pipelines.runtime.connectors.delta.change_feed",
+    **{f"weir.definition.{name}": f"pipelines.runtime.connectors.{name}" for name in ("source", "sink")},
     "weir.replay": "pipelines.runtime.debugging",
     "weir": "pipelines.runtime",
 }

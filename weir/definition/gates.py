@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from state_ops.errors import PipelineError
-from state_ops.outputs import MAIN as MAIN
 from state_ops.value_text import literal
-from weir.connectors.source import Source as Source
 from weir.definition.names import HOLD, QUARANTINE, WARN
 
 ROWS, STATE, FIGURES = "rows", "state", "figures"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from state_ops.outputs import MAIN
-from weir.connectors.delta.change_feed import CHANGE_TYPE
-from weir.connectors.source import Source
+from weir.definition.change_feed import CHANGE_TYPE
 from weir.definition.column_lineage import has, keeps
 from weir.definition.names import QUARANTINE
+from weir.definition.source import Source
 
 if TYPE_CHECKING:
     from weir.definition.stage import Stage
@@ -82,6 +82,11 @@ class Input:
     def brings_changes(self) -> bool:
         """True if the rows that the operator sees are changes, as far as the definition tells."""
         return self.reads_changes and self.keeps_changes
+
+    @property
+    def reads_files(self) -> bool:
+        """True if a source is read whose rows lie in files: the newest that was read is the event time."""
+        return isinstance(self.origin, Source) and self.origin.capabilities.files is not None
 
     @property
     def takes_bad_rows(self) -> bool:

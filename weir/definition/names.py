@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 
 from state_ops.errors import PipelineError
-from state_ops.outputs import LATE as LATE
-from state_ops.outputs import MAIN as MAIN
-from state_ops.outputs import REST
-from weir.connectors.source import Source as Source
+from state_ops.outputs import LATE, MAIN, REST
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from state_ops.schema.descriptors import Collection
     from state_ops.schema.state_class import State
     from state_ops.schema.state_schema import StateSchema
-    from weir.connectors.lookups.lookup_table import Pinned
-    from weir.connectors.sink import Sink
     from weir.definition.findings import Finding
     from weir.definition.input import Input
+    from weir.definition.sink import Sink
     from weir.definition.stage import Stage
 
 
@@ -577,8 +576,8 @@ class OperatorKind:
         """The table that rows are joined with, as of the version that the plan of their epoch has."""
         return None
 
-    def with_table(self, pinned: Pinned) -> Self:
-        """Return the same operator with its table as of a version."""
+    def with_table(self, pinned: Any) -> Self:
+        """Return the same operator with its table as of a version, a `Pinned` of weir.connectors.lookups."""
         raise NotImplementedError
 
     # -- for people

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from state_ops.days import Days
 from state_ops.errors import PipelineError
-from state_ops.outputs import MAIN as MAIN
 from state_ops.storage.branches import BRANCHES, Branch
 from state_ops.storage.paths import data_directory
 from state_ops.value_text import literal
-from weir.connectors.delta.sink import DeltaSink
-from weir.connectors.sink import Capabilities, Sink
-from weir.connectors.source import ADD, FIX
-from weir.connectors.source import Source as Source
+from weir.definition.delta_sink import DeltaSink
 from weir.definition.gates import ROWS, Expected
 from weir.definition.input import is_clocked, sources_of
 from weir.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
+from weir.definition.sink import Capabilities, Sink
+from weir.definition.source import ADD, FIX, Source
 from weir.definition.stage import Stage, sinks_shown
 
 if TYPE_CHECKING:

@@ -7,21 +7,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from state_ops.errors import PipelineError
-from state_ops.outputs import LATE, PARTS
-from state_ops.outputs import MAIN as MAIN
-from weir.connectors.delta.change_feed import CHANGE_TYPE, refuse_replaced
-from weir.connectors.delta.sink import DeltaSink
-from weir.connectors.sink import Sink
-from weir.connectors.source import Source as Source
+from state_ops.outputs import LATE, MAIN, PARTS
+from weir.definition.change_feed import CHANGE_TYPE, refuse_replaced
+from weir.definition.delta_sink import DeltaSink
 from weir.definition.gates import STATE, Gate
 from weir.definition.input import Input, Readable, sources_of
 from weir.definition.names import QUARANTINE, START, TAKEN, check_name
 from weir.definition.operator import OperatorKind
+from weir.definition.sink import Sink
+from weir.definition.source import Source
 
 if TYPE_CHECKING:
     from state_ops.keyed.ttl import Ttl
     from state_ops.schema.state_class import State
-    from weir.connectors.lookups.lookup_table import Pinned
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,8 @@ class Stage:
             if input.reads_changes and input.transform is None:
                 check_changes(self, input)
 
-    def pinned(self, pinned: Pinned) -> Stage:
-        """Return this stage with the table beside its rows as of a version."""
+    def pinned(self, pinned: Any) -> Stage:
+        """Return this stage with the table beside its rows as of a version, as `OperatorKind.with_table`."""
         return replace(self, operator=self.operator.with_table(pinned))
 
     @property

@@ -27,8 +27,8 @@ from state_ops.records.triggers import Trigger
 from state_ops.snapshots import rescale
 from state_ops.snapshots.stage_upload import read_by_next
 from weir.connectors.lookups.lookup_table import Pinned
-from weir.connectors.sink import Sink
 from weir.definition import MAIN, Pipeline, Progress, Shapes, Source, Stage, is_clocked
+from weir.definition.sink import Sink
 from weir.epoch.in_flight_data import InFlightData, rest
 from weir.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from weir.epoch.stage_input import (

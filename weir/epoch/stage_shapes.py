@@ -16,8 +16,8 @@ from state_ops.errors import (
 from state_ops.logs import Logger
 from state_ops.records.checkpoint import stats_of
 from weir.connectors.lookups.lookup_table import Pinned
-from weir.connectors.sink import Sink
 from weir.definition import ROW, Input, Shapes, Source, Stage
+from weir.definition.sink import Sink
 from weir.epoch.model import InFlightEpoch
 from weir.execution import direct_read
 from weir.execution.executor import Channel, Landed

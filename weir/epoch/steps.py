@@ -70,8 +70,8 @@ from state_ops.snapshots import stage_upload
 from state_ops.storage.transfers import at_once
 from weir.code_changes.sql import recorded_sql
 from weir.connectors.delta import append
-from weir.connectors.sink import Sink
-from weir.definition import FileSource, Source, Stage, sinks_shown
+from weir.definition import Source, Stage, sinks_shown
+from weir.definition.sink import Sink
 from weir.epoch.model import EpochReport, InFlightEpoch
 from weir.epoch.stage_shapes import sinks_of
 from weir.execution.spark import spark_errors
@@ -423,7 +423,7 @@ def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | N
         newest, untold = [past.get("newest") if past else None, position.get("newest")], is_untold(past)
         planned = epoch.plan.slices.get(name)
         source = context.readers[name].source if planned is not None else None
-        is_told = not isinstance(source, FileSource) or source.event_time is None
+        is_told = source is None or source.capabilities.files is None or source.event_time is None
         if not is_told and planned is not None and planned.rows and planned.newest is None:
             readers = [
                 (stage, side)

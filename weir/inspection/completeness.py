@@ -18,8 +18,8 @@ from state_ops.records.checkpoint import (
     Checkpoint,
     taken_back,
 )
-from weir.connectors.sink import Sink
 from weir.definition import Stage
+from weir.definition.sink import Sink
 from weir.operators import watermarks
 
 Rows = Mapping[CheckpointId, Checkpoint]

@@ -31,14 +31,14 @@ from state_ops.schema.descriptors import LIST, Collection
 from state_ops.schema.key_groups import group_range, key_groups, subtask_of
 from state_ops.schema.state_schema import TOUCHED, StateSchema
 from state_ops.storage.storage import Storage
-from weir.definition import FileSource, Input, Pipeline, Stage
+from weir.definition import Input, Pipeline, Source, Stage
 from weir.inspection.snapshot_files import opened
 from weir.operators import kinds
 from weir.operators.expiring_keys import remembered
 from weir.ownership.local_paths import backend_options
 from weir.settings.configuration import Settings
 
-_READ_ELSEWHERE = FileSource("")  # a stage that is only read has no input
+_READ_ELSEWHERE = Source(name="")  # a stage that is only read has no input
 
 
 @dataclass(frozen=True, slots=True)

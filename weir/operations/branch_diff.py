@@ -27,8 +27,8 @@ from weir.connectors.delta.replace_where import Range
 from weir.connectors.delta.restore_version import files_at
 from weir.connectors.delta.table_commit import file_path, table_path, with_partition
 from weir.connectors.formats.stored_rows import stored_rows
-from weir.connectors.sink import Sink
 from weir.definition import Pipeline
+from weir.definition.sink import Sink
 from weir.inspection.comparison.states import StateDiff, both, by_field, states_differ
 from weir.inspection.comparison.tables import KINDS, OURS, THEIRS, TableDiff, compared_rows
 from weir.inspection.database import database, load, quoted

@@ -216,7 +216,7 @@ def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
     waiting: list[int] = []
     for name, reader in readers(pipeline, settings).items():
         with suppress(WeirError):
-            waiting += [file.mtime_ns for file in reader.backlog(head.offsets.get(name)) if file.mtime_ns]
+            waiting += [file.mtime_ns for file in reader.look(head.offsets.get(name)).fresh if file.mtime_ns]
     return max(0.0, time.time() - min(waiting) / 1e9) if waiting else 0.0
 
 

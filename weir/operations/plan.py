@@ -304,7 +304,7 @@ class PlanBuilder:
             if (finding.kind, finding.aspect) == ("source", "columns") and finding.verdict.stops
         }
         for name, reader in readers(self._pipeline, self._settings).items():
-            position = head.offsets.get(name) if head else None
+            position, files = head.offsets.get(name) if head else None, reader.source.capabilities.files
             expected = schema_from_json(head.inputs[name]) if head and name in head.inputs else None
             if name in misdeclared:  # each file that waits would be said not to fit
                 self.sources[name] = expected
@@ -335,13 +335,11 @@ class PlanBuilder:
                     what = f"its directory does not exist: {reader.location}"
                     advice = "Correct the source's pattern, or make the directory; a run waits for it."
                     self.findings.allow("source", name, "files", what, advice)
-                elif not planned.files and isinstance(reader.source, FileSource):
-                    _look_at_pattern(self.findings, name, reader.source)
+                elif not planned.files and files is not None:
+                    _look_at_pattern(self.findings, name, files)
             except WeirError as error:
                 self.sources[name] = expected
-                self.findings.refuse(
-                    "source", name, "files" if isinstance(reader.source, FileSource) else "input", error
-                )
+                self.findings.refuse("source", name, "files" if files is not None else "input", error)
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """Return the columns that the stage's function sees; None if nothing has ever arrived."""
@@ -488,11 +486,11 @@ class PlanBuilder:
             self.findings.allow(of, name, of, "nothing writes to it any more: it stays as it is")
 
 
-def _look_at_pattern(findings: Findings, name: str, source: FileSource) -> None:
+def _look_at_pattern(findings: Findings, name: str, files: FileSource) -> None:
     """Report a pattern whose files are of another format by their names. Those that wait have been looked at."""
-    told = looks.by_name(source.pattern)
-    if told not in (None, source.format):
-        what = f'{source.pattern} names files of {looks.FORMATS[told]}, and they are read as format="{source.format}"'
+    told = looks.by_name(files.pattern)
+    if told not in (None, files.format):
+        what = f'{files.pattern} names files of {looks.FORMATS[told]}, and they are read as format="{files.format}"'
         findings.allow("source", name, "files", what, f'Say format="{told}" in files(...) if that is so.')
 
 

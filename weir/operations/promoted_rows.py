@@ -14,7 +14,7 @@ from state_ops.delta.log_entries import DataFile
 from state_ops.errors import PipelineError
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import file_path
-from weir.connectors.sink import Sink
+from weir.definition.sink import Sink
 from weir.ownership.context import RunContext
 from weir.task.refusals import OutputTarget, refusals
 

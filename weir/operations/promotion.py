@@ -49,8 +49,8 @@ from weir.connectors.delta.restore_version import Promoted, RowsBack, TableRewin
 from weir.connectors.delta.sink import recorded_table
 from weir.connectors.delta.table_commit import file_path, table_path
 from weir.connectors.delta.upsert import spilled
-from weir.connectors.sink import Capabilities, Sink
 from weir.definition import Pipeline, Stage, column_lineage
+from weir.definition.sink import Capabilities, Sink
 from weir.epoch.step_runner import StepRunner
 from weir.execution.executor import Executor
 from weir.operations import promoted_rows

@@ -14,12 +14,10 @@ from state_ops.arrow import frames
 from state_ops.arrow.types import unknown_to_polars
 from state_ops.counts import agrees, counted
 from state_ops.errors import InputError, PipelineError
-from state_ops.outputs import MAIN as MAIN
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.distinct_values import collections
 from state_ops.schema.descriptors import Collection
 from state_ops.schema.state_schema import StateSchema
-from weir.definition import LATE as LATE
 from weir.definition import Stage
 from weir.operators.filtered_rows import check_condition
 

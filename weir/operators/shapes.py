@@ -10,8 +10,8 @@ import pyarrow as pa
 from state_ops.errors import PipelineError
 from state_ops.rows.sketches import DISTINCT
 from state_ops.schema.key_codec import check_key_type
-from weir.connectors.delta.change_feed import CHANGE_TYPE, CHANGES
 from weir.definition import MAIN, ROW, Shapes, Stage, check_changes
+from weir.definition.change_feed import CHANGE_TYPE, CHANGES
 from weir.operators import sides
 from weir.operators.base import RENAME, check_known_to_polars, refuse_patterns, refuse_same_names
 

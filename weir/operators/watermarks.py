@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.records.acks import Ack
-from weir.definition import FileSource, Input, Source, Stage, sources_of
+from weir.definition import Input, Source, Stage, sources_of
 
 MADE_TIME = b"weir.made_time"
 """In the metadata of columns that an executor tells: a transform has put another column in place of the event time."""
@@ -81,12 +81,11 @@ def newest_time(input: Input, arriving: int | None, seen: Sequence[int | None], 
             say, but no further than the source: the stages behind may go by a column with its time.
     """
     newest = max((time for time in seen if time is not None), default=None)
-    is_files = isinstance(input.origin, FileSource)
-    if newest is None or (arriving is None and not is_files):
+    if newest is None or (arriving is None and not input.reads_files):
         return None
     if made:
         return newest if arriving is None else min(newest, arriving)
-    return newest if is_files and (arriving is None or input.keeps_event_time) else None
+    return newest if input.reads_files and (arriving is None or input.keeps_event_time) else None
 
 
 def made_times(stage: Stage, seen: Sequence[pa.Schema]) -> frozenset[int]:

@@ -11,8 +11,8 @@ from state_ops.errors import WeirError
 from state_ops.moments import to_micros
 from state_ops.records.checkpoint import Checkpoint, stats_of
 from state_ops.storage.transfers import at_once
-from weir.connectors.source import Position
-from weir.definition import FileSource, Pipeline
+from weir.definition import Pipeline
+from weir.definition.source import Position
 from weir.ownership.pipeline_storage import readers
 from weir.settings.configuration import Settings
 from weir.sources.positions import Arrivals
@@ -80,7 +80,7 @@ def observed(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> dict[s
         estimate = " (estimated)" if lag.is_estimate else ""
         figures = {"rows waiting": lag.rows, "bytes waiting": lag.bytes}
         shown[name] = {
-            **({"files waiting": waiting} if isinstance(reader.source, FileSource) else {}),
+            **({"files waiting": waiting} if reader.source.capabilities.files else {}),
             **{title + estimate: number for title, number in figures.items() if number is not None},
             **(reader.described(position) if position else {}),
         }

@@ -25,8 +25,8 @@ from state_ops.records.snapshot_files import INPUT
 from state_ops.storage.branches import BRANCHES, pinned
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import make_private
-from weir.connectors.source import RUNNING
 from weir.definition import Pipeline
+from weir.definition.source import RUNNING
 from weir.execution.executor import Executor
 from weir.execution.spark.spark_executor import SparkExecutor
 from weir.ownership.context import RunContext

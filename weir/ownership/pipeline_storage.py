@@ -21,8 +21,8 @@ from state_ops.storage import disks
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
 from weir.connectors.delta.table_commit import table_path
-from weir.connectors.source import LOOKING, Opening, Position
-from weir.definition import FileSource, Pipeline, Source
+from weir.definition import Pipeline, Source
+from weir.definition.source import LOOKING, Opening, Position
 from weir.settings.configuration import Settings
 from weir.sources.connector_reader import ConnectorReader
 from weir.sources.files import FilesReader
@@ -89,8 +89,9 @@ def readers(
 
     def reader(source: Source) -> SourceReader:
         landed = LandedFiles(root, source.name, s3, settings.work_dir / LANDED, request_counts)
-        if isinstance(source, FileSource):
-            pattern = settings.resolve(pipeline.name, source.pattern)
+        files = source.capabilities.files
+        if files is not None:
+            pattern = settings.resolve(pipeline.name, files.pattern)
             only = partial(_read_by, trunk, source.name) if trunk is not None else None
             return FilesReader(source, pattern, s3, only, landed)
         opening = partial(_opening, pipeline, settings, source, patience)

@@ -19,8 +19,8 @@ from state_ops.records.publications import unpublished as by_sink
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.transfers import at_once
 from weir.connectors.delta.table_commit import publication
-from weir.connectors.sink import Published, Publisher, TakingBack, Versioned, no_rows
 from weir.connectors.staged_rows import StagedRows
+from weir.definition.sink import Published, Publisher, TakingBack, Versioned, no_rows
 from weir.ownership.context import RunContext
 from weir.sinks.open_sinks import marker_of
 

@@ -38,8 +38,8 @@ from state_ops.storage import disks
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
-from weir.connectors.sink import Sink
-from weir.definition import FileSource, Input, Pipeline, Stage, sources_of
+from weir.definition import Input, Pipeline, Stage, sources_of
+from weir.definition.sink import Sink
 from weir.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from weir.epoch.stage_job import applied_alone, bases
 from weir.epoch.steps import figures_of
@@ -250,7 +250,7 @@ class EpochReplay:
             return False
         if any(input.may_make_time for input in _inputs_from_sources(upstream)):
             return False  # another time may be in place of the source's: all subtasks tell then how far it is
-        timed = [source for source in sources_of(upstream) if isinstance(source, FileSource) and source.event_time]
+        timed = [source for source in sources_of(upstream) if source.capabilities.files and source.event_time]
         slices = [self.epoch.plan.slices.get(source.name) for source in timed]  # else subtasks tell the event time
         return all(planned is None or not planned.rows or planned.newest is not None for planned in slices)
 

@@ -28,8 +28,8 @@ from state_ops.records.triggers import Trigger
 from state_ops.storage.branches import Branch
 from state_ops.storage.storage import Storage
 from weir.connectors.lookups.lookup_table import Version
-from weir.connectors.source import RUNNING
 from weir.definition import Pipeline
+from weir.definition.source import RUNNING
 from weir.epoch.model import EpochReport, SourceOffsets
 from weir.epoch.scheduler import EpochScheduler
 from weir.epoch.step_runner import Threads

@@ -23,11 +23,11 @@ from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from weir import where
-from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.connectors.delta.table_commit import local_file, table_path, with_partition
 from weir.connectors.formats.stored_rows import stored_rows
-from weir.connectors.sink import Sink
 from weir.definition import Pipeline, Stage
+from weir.definition.change_feed import CHANGE_TYPE
+from weir.definition.sink import Sink
 from weir.execution.executor import staged_table
 from weir.inspection.comparison.rows import canonical_text
 

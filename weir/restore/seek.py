@@ -19,8 +19,8 @@ from state_ops.errors import ConfigurationError
 from state_ops.facts import HIDDEN, Facts, Named, fact
 from state_ops.ids import CheckpointId
 from state_ops.records.checkpoint import SEEK, Checkpoint
-from weir.connectors.source import Position
 from weir.definition import Pipeline
+from weir.definition.source import Position
 from weir.ownership.derived_checkpoint import commit, unchanged
 from weir.ownership.ownership import Ownership
 from weir.ownership.pipeline_storage import open_storage, readers

@@ -20,11 +20,12 @@ from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import TABLES
 from state_ops.storage.storage import Storage
-from weir.connectors.delta.change_feed import CHANGE_TYPE, refuse_replaced
-from weir.connectors.delta.sink import DeltaSink
-from weir.connectors.sink import Expiring, InParts, Judging, Publisher, Sink, SinkOpening, ValueRules, Versioned
-from weir.connectors.source import LOOKING, RUNNING
+from weir.connectors.delta.publishers import AppendPublisher
 from weir.definition import EXACTLY_ONCE, Pipeline
+from weir.definition.change_feed import CHANGE_TYPE, refuse_replaced
+from weir.definition.delta_sink import DeltaSink
+from weir.definition.sink import Expiring, InParts, Judging, Publisher, Sink, SinkOpening, ValueRules, Versioned
+from weir.definition.source import LOOKING, RUNNING
 from weir.settings.configuration import Settings
 from weir.sinks.recorded_sink import check_system, table_sink
 
@@ -128,6 +129,7 @@ class Sinks:
             lossy=self._pipeline.at_most_once,
             storage=self._storage,
             scratch=self._settings.work_dir,
+            table=AppendPublisher.of,
         )
 
     def keep(self, footers: Mapping[str, pq.FileMetaData]) -> None:

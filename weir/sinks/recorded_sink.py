@@ -19,9 +19,10 @@ from typing import Any
 from state_ops.errors import ConfigurationError, PipelineError
 from state_ops.records.checkpoint import Checkpoint
 from state_ops.records.sink_link import SinkLink
-from weir.connectors.delta.sink import DeltaSink, recorded_table
-from weir.connectors.sink import Sink
+from weir.connectors.delta.sink import recorded_table
 from weir.definition import Pipeline
+from weir.definition.delta_sink import DeltaSink
+from weir.definition.sink import Sink
 
 VERSION = 1
 MIXED = "mixed"  # of a branch: epochs before were handed out for another kind of sink

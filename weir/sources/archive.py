@@ -18,7 +18,7 @@ from state_ops.errors import DamageError
 from state_ops.ids import AttemptId, CheckpointId
 from state_ops.records.snapshot_files import INPUT, StateFile
 from state_ops.storage.storage import Storage
-from weir.connectors.source import Lost, Part, Planned, Position
+from weir.definition.source import Lost, Part, Planned, Position
 from weir.sources.slices import ArchivedFile, BadRow, SourceFile
 
 Archives = Callable[[], list[tuple[Storage, list[StateFile]]]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from state_ops.errors import PipelineError, TransientError, WeirError, plainly
-from weir.connectors.source import (
+from weir.definition.source import (
     Batch,
     Connector,
     Lag,

@@ -22,7 +22,7 @@ import pyarrow as pa
 from state_ops.errors import ConfigurationError, InputError, TransientError, WeirError
 from state_ops.logs import Logger
 from state_ops.storage.transfers import together
-from weir.connectors.source import (
+from weir.definition.source import (
     Batch,
     Lag,
     Limits,
@@ -42,7 +42,7 @@ from weir.sources.partition_times import PartitionTimes, merged, quiet
 from weir.sources.positions import Arrivals
 from weir.sources.reader import SourceReader, accepted, times_from_dict, times_to_dict
 from weir.sources.slice_files import Gathered
-from weir.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
+from weir.sources.slices import ArchivedFile, BadRow, PartitionTime, Slice, SourceFile, left_out_again
 
 if TYPE_CHECKING:
     from weir.settings.configuration import EpochSettings
@@ -66,6 +66,7 @@ class ConnectorReader(SourceReader):
         archives: Asked once for what is archived.
     """
 
+    landed: LandedFiles
     unit, piece = "row", "part"
 
     def __init__(
@@ -79,8 +80,7 @@ class ConnectorReader(SourceReader):
         super().__init__(source, landed)
         self._opening, self._upto = opening, upto
         self._times = PartitionTimes.of(source)
-        home = landed.storage if landed is not None else None
-        self._archived = ArchivedSlices(source.name, archives if source.archive else None, home)
+        self._archived = ArchivedSlices(source.name, archives if source.archive else None, landed.storage)
         self._connector: GuardedConnector | None = None
         self._opens = threading.Lock()
         self._begin: Position | None = None
@@ -184,7 +184,6 @@ class ConnectorReader(SourceReader):
         return self._slice(position, bounds, expected, now)
 
     def preview(self, position: Position | None, _: EpochSettings, expected: pa.Schema | None) -> Slice:
-        assert self.landed is not None, "a connector's rows are landed"
         if not self.source.replayable:  # reading them would take them from the next epoch
             return Slice((), False, None, expected)
         with self.landed.elsewhere() as landed:
@@ -193,7 +192,6 @@ class ConnectorReader(SourceReader):
             return reader._slice(position, _PREVIEWED, expected, time.time_ns() // 1000)
 
     def _slice(self, position: Position | None, limits: Limits, expected: pa.Schema | None, now: int) -> Slice:
-        assert self.landed is not None, "a connector's rows are landed"
         with self.landed.attempt() as attempt:
             planned = self._planned(attempt, position, limits, expected, now)
             attempt.kept.update(attempt.written)
@@ -242,7 +240,6 @@ class ConnectorReader(SourceReader):
             Part(file["name"], file["part"]["partition"], file["part"]["place"], file["rows"])
             for file in recorded["files"]
         ]
-        assert self.landed is not None, "a connector's rows are landed"
         with self.landed.attempt() as attempt:
             kept = self._archived.at(self._at(position)) if position is not None else None
             if kept is not None and [part.name for part in kept.planned.parts] == [part.name for part in parts]:
@@ -263,12 +260,9 @@ class ConnectorReader(SourceReader):
                     where=self.uri(file),
                     next="What was read cannot be read again as it was; a source that changes needs archive=True.",
                 )
-        left_out = [
-            LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
-        ]
         return Slice(
             tuple(gathered.files), recorded.get("limited", False), recorded.get("newest"), gathered.schema,
-            tuple(left_out), bad_rows=tuple(gathered.bad_rows),
+            left_out_again(recorded), bad_rows=tuple(gathered.bad_rows),
         )  # fmt: skip
 
     def _landed(
@@ -292,7 +286,7 @@ class ConnectorReader(SourceReader):
         for file, bad_rows in landed:
             with self._about(file):
                 kept = accepted(self, bad_rows, file)
-                opened = FileCheck.opened(self.source, self._directory_of(file), file, self.uri(file))
+                opened = FileCheck.opened(self.source, self.directory_of(file), file, self.uri(file))
                 gathered.add(opened, file.size, kept)
         return gathered
 

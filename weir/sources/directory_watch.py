@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from state_ops.counts import counted
 from state_ops.errors import InputError
 from state_ops.logs import Logger
-from weir.definition import FileSource
+from weir.definition import Source
 from weir.sources import positions
 from weir.sources.positions import Arrivals, Position
 from weir.sources.slices import SourceFile
@@ -32,11 +32,14 @@ class DirectoryWatch:
     """Sees whether a directory is the one that was read, and says what arrives there and is not read.
 
     Args:
+        below_floor: What to do about new names that sort below the oldest remembered one: "fail" or "warn".
         first_time: Whether something is to be said for the first time in this process.
     """
 
-    def __init__(self, source: FileSource, landing: LandingDirectory, first_time: Callable[..., bool]) -> None:
-        self._source, self._landing, self._first_time = source, landing, first_time
+    def __init__(
+        self, source: Source, below_floor: str, landing: LandingDirectory, first_time: Callable[..., bool]
+    ) -> None:
+        self._source, self._below_floor, self._landing, self._first_time = source, below_floor, landing, first_time
         self._moved_from = set[str]()
 
     def check(self, position: Position | None) -> None:
@@ -76,7 +79,7 @@ class DirectoryWatch:
 
     def below(self, position: Position, message: str) -> None:
         """Warn of files that arrived below the floor, or raise InputError, as the source wants."""
-        if self._source.below_floor == "warn":
+        if self._below_floor == "warn":
             if self._first_time("below", position["files"], position["last"]):
                 log.warning("files below the floor are not read", source=self._source.name, detail=message)
             return

@@ -18,8 +18,7 @@ from weir.connectors.formats import hive
 from weir.connectors.formats.spelling import check_spelling
 from weir.connectors.parquet.footers import by_arrow, enums, nanos, times, unnameable
 from weir.connectors.parquet.rows import NO_ROWS
-from weir.connectors.source import ADD, Source
-from weir.definition import FileSource
+from weir.definition.source import ADD, Source
 from weir.sources.parquet.parquet_files import retyped
 from weir.sources.slices import SourceFile
 from weir.sources.source_directory import LandingDirectory
@@ -122,8 +121,8 @@ class FileCheck:
 
     def _with_partitions(self) -> pa.Schema:
         """Return the columns with those of the file's directories."""
-        declared = self.source.partitions if isinstance(self.source, FileSource) else ()
-        types = {name: hive.TYPES[type] for name, type in declared}
+        files = self.source.capabilities.files
+        types = {name: hive.TYPES[type] for name, type in (files.partitions if files is not None else ())}
         columns = self.columns
         for name, text in self.file.partitions:
             field = pa.field(name, self._partition_type(name, text, types.get(name, pa.null())))

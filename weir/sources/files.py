@@ -21,8 +21,8 @@ from state_ops.counts import counted
 from state_ops.errors import InputError, VanishedError
 from state_ops.logs import Logger
 from weir.connectors.formats import looks
-from weir.connectors.source import ADD, Lag
-from weir.definition import FileSource
+from weir.definition import Source
+from weir.definition.source import ADD, Lag
 from weir.sources import positions
 from weir.sources.directory_watch import DirectoryWatch
 from weir.sources.file_check import FileCheck
@@ -31,7 +31,7 @@ from weir.sources.parquet import unfit_rows
 from weir.sources.positions import Arrivals, Position
 from weir.sources.reader import SourceReader, accepted
 from weir.sources.slice_files import Gathered
-from weir.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
+from weir.sources.slices import BadRow, SetAside, Slice, SourceFile, left_out_again
 from weir.sources.source_directory import LandingDirectory
 
 if TYPE_CHECKING:
@@ -58,31 +58,32 @@ class _Left:
 
 
 class FilesReader(SourceReader):
-    """One `FileSource` with its pattern resolved.
+    """One source whose rows lie in files, with their pattern resolved.
 
     Args:
+        source: Whose capabilities say the files.
         pattern: An absolute directory or URI, then a file name pattern.
         s3: How s3:// is reached.
         only: Asked at each listing for what says which names may be read. None: all.
         landed: Where files that are no Parquet are written as such.
     """
 
-    source: FileSource
-
     def __init__(
         self,
-        source: FileSource,
+        source: Source,
         pattern: str,
         s3: S3Settings | None = None,
         only: Callable[[], Callable[[str], bool]] | None = None,
         landed: LandedFiles | None = None,
     ) -> None:
         super().__init__(source, landed)
+        assert source.capabilities.files is not None, "a connector has its rows otherwise"
+        self.files = source.capabilities.files
         self.pattern, self._s3, self._only = pattern, s3, only
         self._left: _Left | None = None
         self.landing = LandingDirectory(pattern, f"source {source.name}", s3)
         self.directory = self.landing.directory
-        self._watch = DirectoryWatch(source, self.landing, self._first_time)
+        self._watch = DirectoryWatch(source, self.files.below_floor, self.landing, self._first_time)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without secrets, as S3Settings name them, and without `only`: elsewhere it reads files that were planned here.
@@ -98,8 +99,8 @@ class FilesReader(SourceReader):
     def uri(self, file: SourceFile) -> str:
         return f"{self.directory}/{file.name}"
 
-    def _directory_of(self, file: SourceFile) -> LandingDirectory:
-        return self.landing if file.landed is None else super()._directory_of(file)
+    def directory_of(self, file: SourceFile) -> LandingDirectory:
+        return self.landing if file.landed is None else super().directory_of(file)
 
     def check(self, position: Position | None) -> Arrivals:
         """Return the arrivals if reading may go on from `position`.
@@ -168,15 +169,12 @@ class FilesReader(SourceReader):
                     where=f"{self.directory}/{file['name']}",
                     next="Keep input for as long as an epoch may have to be replayed.",
                 )
-        left_out = [
-            LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
-        ]
         planned = self._planned([there[file["name"]] for file in files], None, expected, recorded.get("now"))
         unfit = recorded.get("unfit", {})
         if unfit:
             bad_rows = tuple(unfit_rows.again(self.landing.parquet, planned, unfit))
             planned = self.without(replace(planned, bad_rows=bad_rows), ())
-        return replace(planned, limited=recorded.get("limited", False), left_out=tuple(left_out))
+        return replace(planned, limited=recorded.get("limited", False), left_out=left_out_again(recorded))
 
     def _planned(
         self,
@@ -224,7 +222,7 @@ class FilesReader(SourceReader):
                 with self._about(file):
                     with self._of_its_format(file):
                         rows, bad_rows = self._as_parquet(file, gathered, attempt, left)
-                    opened = FileCheck.opened(self.source, self._directory_of(rows), rows, self.uri(file))
+                    opened = FileCheck.opened(self.source, self.directory_of(rows), rows, self.uri(file))
                     is_beyond = limits is not None and gathered.rows + opened.rows > limits.max_rows
                     is_beyond |= limits is not None and bad_bytes + size_of(bad_rows) > MOST_REJECTED_BYTES
                     if gathered.opened and is_beyond:
@@ -286,18 +284,16 @@ class FilesReader(SourceReader):
             return left.rows, left.bad_rows
         from weir.connectors.formats.decoding import decode, infer
 
-        source, where, adds = self.source, self.uri(file), self.source.evolve == ADD
-        options, schema = dict(source.options), source.schema or _stored_columns(gathered.schema, file)
-        if schema is None or (source.schema is None and adds):
+        files, where, adds = self.files, self.uri(file), self.source.evolve == ADD
+        options, schema = dict(files.options), files.schema or _stored_columns(gathered.schema, file)
+        if schema is None or (files.schema is None and adds):
             with self.landing.opened(file) as stream:
-                there = infer(source.format, options, stream, where)
+                there = infer(files.format, options, stream, where)
             schema = there if schema is None else _with_new(schema, there, file, where)
         attempt.room = MOST_REJECTED_BYTES  # a file alone: what comes behind it goes into the next slice
         with self.landing.opened(file) as stream:
-            batches = decode(
-                source.format, options, stream, schema, where, partial=adds, keeps_digits=not source.schema
-            )
-            landed = attempt.land(batches, source.event_time, gathered.latest, where)
+            batches = decode(files.format, options, stream, schema, where, partial=adds, keeps_digits=not files.schema)
+            landed = attempt.land(batches, self.source.event_time, gathered.latest, where)
         rows = replace(file, landed=landed.stored, landed_bytes=landed.size)
         bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]
         return rows, accepted(self, bad_rows, file)
@@ -309,10 +305,10 @@ class FilesReader(SourceReader):
             yield
         except InputError as error:
             parquet = self.landing.parquet
-            seems = parquet.other_format(file, self.source.format)
+            seems = parquet.other_format(file, self.files.format)
             if seems is None:
                 raise
-            format = f"{looks.FORMATS[self.source.format]} ({error.what.splitlines()[0].rstrip('.')})"
+            format = f"{looks.FORMATS[self.files.format]} ({error.what.splitlines()[0].rstrip('.')})"
             raise parquet.of_other_format(file, format, seems) from error
 
     def sets_aside(self, file: SourceFile) -> bool:

@@ -27,7 +27,7 @@ from state_ops.errors import InputError
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
 from state_ops.value_text import literal
-from weir.connectors.source import MOST_REJECTED, Batch, Rejected
+from weir.definition.source import MOST_REJECTED, Batch, Rejected
 from weir.sources.slices import BadRow
 from weir.sources.source_directory import LandingDirectory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from weir.connectors.source import Planned, Source
+from weir.definition.source import Planned, Source
 from weir.sources.slices import PartitionTime
 
 

@@ -20,7 +20,7 @@ from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, InputError, PipelineError
 from state_ops.logs import Logger
 from weir.connectors.parquet.rows import NO_ROWS
-from weir.connectors.source import Lag, Position, Source, changed_kind
+from weir.definition.source import Lag, Position, Source, changed_kind
 from weir.sources.file_check import greatest
 from weir.sources.landed_files import LandedFiles
 from weir.sources.positions import Arrivals
@@ -74,13 +74,9 @@ class SourceReader(ABC):
     def look(self, position: Position | None) -> Arrivals:
         """Return the arrivals behind a position. Nothing is read, and no problem raised."""
 
+    @abstractmethod
     def check(self, position: Position | None) -> Arrivals:
         """Return the arrivals as `look` does. Raise InputError unless reading may go on from the position."""
-        return self.look(position)
-
-    def backlog(self, position: Position | None) -> list[SourceFile]:
-        """Return the files that have not been read, as `look` sees them."""
-        return list(self.look(position).fresh)
 
     @abstractmethod
     def lag(self, position: Position | None) -> Lag:
@@ -251,7 +247,7 @@ class SourceReader(ABC):
 
     # -- rows
 
-    def _directory_of(self, file: SourceFile) -> LandingDirectory:
+    def directory_of(self, file: SourceFile) -> LandingDirectory:
         """Return the directory of the Parquet file with the rows."""
         assert self.landed is not None and file.landed is not None, "it was landed"
         return self.landed.directory
@@ -268,24 +264,9 @@ class SourceReader(ABC):
         """Return the place of each row at the source. Empty: the file's name and the rows' numbers say it."""
         return ()
 
-    def stored_uri(self, file: SourceFile) -> str:
-        """Return the URI of the Parquet file."""
-        return self._directory_of(file).uri(file)
-
-    def spark_path(self, file: SourceFile) -> str:
-        """Return the path of the Parquet file for Spark, with escaped characters that Spark takes for a pattern."""
-        return self._directory_of(file).spark_path(file)
-
     def open_in_workers(self, files: Sequence[SourceFile]) -> bool:
         """Return whether files can be opened in other processes as in this one."""
-        return all(self._directory_of(file).opens_in_workers(len(files)) for file in files[:1])
-
-    def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return one file's rows in canonical types, whole in memory. Large slices are read by Spark. Raises as
-        `batches`."""
-        with self._about(file):
-            parts = self._directory_of(file).parquet.fit(file, columns, max(file.rows, 1))
-            return pa.concat_tables(part.table for part in parts)
+        return all(self.directory_of(file).opens_in_workers(len(files)) for file in files[:1])
 
     def batches(
         self, file: SourceFile, columns: pa.Schema, rows: int, share: Share = WHOLE, without: np.ndarray = NO_ROWS
@@ -303,7 +284,7 @@ class SourceReader(ABC):
         """
         there = [name for name in columns.names if name not in file.lacks]
         with self._about(file):
-            for part in self._directory_of(file).parquet.fit(file, there, rows, share, without):
+            for part in self.directory_of(file).parquet.fit(file, there, rows, share, without):
                 yield part.numbers, frames.aligned(part.table, columns)
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
@@ -314,7 +295,7 @@ class SourceReader(ABC):
         of_slice = planned.without
         by_partition: dict[str, int] = {}
         for file in planned.files:
-            moments = self._directory_of(file).parquet.column(
+            moments = self.directory_of(file).parquet.column(
                 file, column, _PICKED_FROM, of_slice.get(file.name, NO_ROWS)
             )
             with self._about(file):
@@ -361,7 +342,7 @@ def picked(reader: SourceReader, file: SourceFile, columns: pa.Schema, numbers: 
     there = [name for name in columns.names if name not in file.lacks]
     found, tables = [NO_ROWS], [columns.empty_table()]
     with reader._about(file):
-        for part in reader._directory_of(file).parquet.rows(file, there, _PICKED_FROM):
+        for part in reader.directory_of(file).parquet.rows(file, there, _PICKED_FROM):
             bad = np.array([value.row for value in part.bad], np.int64)
             for table, own in ((part.table, part.numbers), (part.aside, bad)):
                 is_wanted = np.isin(own, numbers)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from state_ops.errors import InputError
-from weir.connectors.source import Source
+from weir.definition.source import Source
 from weir.sources.file_check import FileCheck
 from weir.sources.slices import BadRow, SourceFile
 

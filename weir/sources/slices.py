@@ -15,7 +15,7 @@ from state_ops.records.triggers import Trigger
 from weir.connectors.formats.hive import Partition
 from weir.connectors.lookups.lookup_table import Version
 from weir.connectors.parquet.rows import NO_ROWS
-from weir.connectors.source import Lost, Part, Position
+from weir.definition.source import Lost, Part, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that could not be decoded and that the source sets aside (`on_bad`), as `connectors.source.Rejected`.
+    """A row that could not be decoded and that the source sets aside (`on_bad`), as `definition.source.Rejected`.
 
     Attributes:
         file: The file or part that has the row.
@@ -279,6 +279,12 @@ def _numbers(rows: Iterable[LeftOut | BadRow]) -> dict[str, list[int]]:
     for row in rows:
         by_file.setdefault(row.file, []).append(row.row)
     return {name: sorted(numbers) for name, numbers in sorted(by_file.items())}
+
+
+def left_out_again(recorded: Mapping[str, Any]) -> tuple[LeftOut, ...]:
+    """Return the rows that gates had set aside of a slice, as `Slice.to_dict` recorded it: which, and no more why."""
+    excluded = recorded.get("excluded", {})
+    return tuple(LeftOut("", "", name, row, "") for name, rows in excluded.items() for row in rows)
 
 
 def _file_to_dict(file: SourceFile) -> dict[str, Any]:

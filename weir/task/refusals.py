@@ -17,8 +17,8 @@ from state_ops.arrow.unfit_values import UnfitValue, unfit
 from state_ops.counts import agrees, counted
 from state_ops.errors import InputError
 from weir import where
-from weir.connectors.delta.change_feed import CHANGE_TYPE, SAY_A_CHANGE, unknown_changes, without_change
-from weir.connectors.sink import ValueRules
+from weir.definition.change_feed import CHANGE_TYPE, SAY_A_CHANGE, unknown_changes, without_change
+from weir.definition.sink import ValueRules
 
 _CORRECT = (
     'Correct the value where it is made; or leave the row out in the stage, or by on_bad="quarantine" on the source.'

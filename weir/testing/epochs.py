@@ -34,8 +34,8 @@ from state_ops.schema.key_groups import check_parallelism
 from state_ops.schema.state_class import State
 from state_ops.snapshots import stage_upload
 from weir.connectors.lookups.lookup_table import Version
-from weir.connectors.sink import Sink, ValueRules
 from weir.definition import AT_LEAST_ONCE, EXACTLY_ONCE, LATE, MAIN, Pipeline, Source, Stage, sources_of
+from weir.definition.sink import Sink, ValueRules
 from weir.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from weir.epoch.stage_input import known_watermark
 from weir.epoch.stage_job import applied_alone

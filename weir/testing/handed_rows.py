@@ -18,8 +18,8 @@ from state_ops.records.sink_link import SinkLink
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.paths import data_directory
 from state_ops.storage.storage import Storage
-from weir.connectors.sink import Rows, Sink, SinkOpening
 from weir.connectors.staged_rows import StagedRows
+from weir.definition.sink import Rows, Sink, SinkOpening
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PipelineError, TransientError, WeirError
-from weir.connectors.sink import (
+from weir.definition.sink import (
     Judging,
     Published,
     Publisher,

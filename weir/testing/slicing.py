@@ -21,8 +21,8 @@ from state_ops.counts import counted
 from state_ops.errors import PipelineError
 from state_ops.rows.sketches import DISTINCT, QUANTILE
 from state_ops.schema.state_class import State
-from weir.connectors.delta.change_feed import CHANGE_TYPE, TAKEN_BACK
 from weir.definition import LATE, MAIN, MAX_PARALLELISM, Pipeline, Source, Stage, is_clocked, sources_of
+from weir.definition.change_feed import CHANGE_TYPE, TAKEN_BACK
 from weir.execution.row_order import ordered
 from weir.testing.epochs import FIRST_NOW, Epochs, columns_of
 from weir.testing.rows import Rows, Schema, table_of

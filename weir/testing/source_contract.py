@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError, TransientError, WeirError
-from weir.connectors.source import (
+from weir.definition.source import (
     EARLIEST,
     LATEST,
     SKIP,

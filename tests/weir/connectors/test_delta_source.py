@@ -24,7 +24,7 @@ from tests.tools.sampling import long_tests, sampled
 from weir import delta
 from weir.connectors.delta_table import table_log
 from weir.connectors.delta_table.source import DeltaTableSource
-from weir.connectors.source import Limits, Opening
+from weir.definition.source import Limits, Opening
 from weir.testing import SourceContract, SourceSystem
 from weir.testing.source_contract import LARGE, read
 

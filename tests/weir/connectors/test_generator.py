@@ -17,7 +17,7 @@ from state_ops.errors import InputError, PipelineError
 from tests.recovery.harness import Site
 from weir import Pipeline, agg, aggregate, delta, generator, kafka, postgres
 from weir.connectors.generator import FIRST, GeneratorSource, _Generator
-from weir.connectors.source import Limits, Opening, Part
+from weir.definition.source import Limits, Opening, Part
 from weir.execution.in_process import InMemoryExecutor
 from weir.run.run import RunOptions, run
 from weir.testing import SourceContract, SourceSystem

@@ -12,8 +12,8 @@ from tests.tools.kafka import KafkaTopics
 from tests.tools.sampling import long_tests
 from weir.connectors.kafka.sink import KafkaSink
 from weir.connectors.kafka.source import KafkaSource
-from weir.connectors.sink import SinkOpening
-from weir.connectors.source import Opening
+from weir.definition.sink import SinkOpening
+from weir.definition.source import Opening
 from weir.testing import SinkContract, SinkSystem, SourceContract, SourceSystem
 
 PASSWORD = "not-the-one-it-wants"

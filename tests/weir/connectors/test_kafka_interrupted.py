@@ -26,7 +26,7 @@ from weir.connectors.kafka.marker import Marker
 from weir.connectors.kafka.sink import KafkaPublisher, KafkaSink
 from weir.connectors.kafka.transactions import Transactions
 from weir.connectors.kafka.values import TopicSettings
-from weir.connectors.sink import SinkOpening
+from weir.definition.sink import SinkOpening
 from weir.testing.sink_contract import given
 
 

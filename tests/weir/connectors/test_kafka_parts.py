@@ -25,7 +25,7 @@ from weir.connectors.kafka import headers, reading, sink
 from weir.connectors.kafka.client import Client
 from weir.connectors.kafka.headers import Sent
 from weir.connectors.kafka.marker import Marker, stored
-from weir.connectors.sink import Publisher, no_rows
+from weir.definition.sink import Publisher, no_rows
 from weir.restore import rewind
 from weir.run import fsck, maintenance
 from weir.settings.configuration import PROJECT
@@ -35,7 +35,7 @@ CHILD = """
 import os, signal, sys
 from dataclasses import replace
 from weir.connectors.kafka import sink
-from weir.connectors.sink import SinkOpening
+from weir.definition.sink import SinkOpening
 from weir.testing.sink_contract import given
 
 topic, servers, app, batches = sys.argv[1:]

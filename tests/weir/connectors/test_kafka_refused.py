@@ -18,7 +18,7 @@ from tests.weir.connectors.test_postgres_values import Batch
 from weir.connectors.kafka.encoding import encoder
 from weir.connectors.kafka.sink import KafkaSink
 from weir.connectors.kafka.values import MessageRules
-from weir.connectors.sink import Publisher, SinkOpening
+from weir.definition.sink import Publisher, SinkOpening
 
 AVRO = {
     "string": ("string", pa.string(), ["a", ""], [None]),

@@ -22,7 +22,7 @@ from state_ops.errors import ConfigurationError, PipelineError, TransientError
 from tests.tools.kafka import CACHE, KafkaTopics
 from tests.tools.servers import missing
 from weir.connectors.kafka.sink import KafkaSink
-from weir.connectors.sink import Publisher, SinkOpening
+from weir.definition.sink import Publisher, SinkOpening
 from weir.execution.spark.spark_jars import fetch, locked_jars
 from weir.local.kafka_broker import KafkaBroker
 from weir.testing.sink_contract import SCHEMA, given

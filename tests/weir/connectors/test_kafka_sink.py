@@ -26,7 +26,7 @@ from weir.connectors.kafka.encoding import encoder
 from weir.connectors.kafka.marker import Marker
 from weir.connectors.kafka.sink import KafkaSink
 from weir.connectors.kafka.transactions import Transactions
-from weir.connectors.sink import Publisher, SinkOpening, no_rows
+from weir.definition.sink import Publisher, SinkOpening, no_rows
 from weir.testing.sink_contract import SCHEMA, given
 
 APP = "weir/flights/main/out"

@@ -21,7 +21,7 @@ from tests.tools.kafka import KafkaTopics
 from weir import kafka as api
 from weir.connectors.kafka.sink import KafkaSink
 from weir.connectors.kafka.source import KafkaSource
-from weir.connectors.source import Limits, Opening, Planned, Rejected
+from weir.definition.source import Limits, Opening, Planned, Rejected
 from weir.settings.configuration import EpochSettings
 from weir.sources.connector_reader import ConnectorReader
 from weir.sources.landed_files import LandedFiles

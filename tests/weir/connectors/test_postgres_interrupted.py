@@ -24,7 +24,7 @@ from tests.weir.connectors.test_postgres_sink import PostgresSystem, opened
 from weir import api
 from weir.connectors.postgres import connection, sink
 from weir.connectors.postgres.connection import Connection, translated
-from weir.connectors.sink import Publisher, SinkOpening
+from weir.definition.sink import Publisher, SinkOpening
 from weir.execution.in_process import InMemoryExecutor
 from weir.run.run import RunOptions, run
 from weir.testing.sink_contract import SCHEMA, given, publish

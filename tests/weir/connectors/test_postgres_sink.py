@@ -18,7 +18,7 @@ import pytest
 from state_ops.errors import ConfigurationError, DamageError, PipelineError, TransientError
 from tests.tools.postgres_server import PASSWORD, Postgres
 from weir.connectors.postgres.sink import PostgresSink
-from weir.connectors.sink import Publisher, SinkOpening, no_rows
+from weir.definition.sink import Publisher, SinkOpening, no_rows
 from weir.testing import SinkContract, SinkSystem
 from weir.testing.sink_contract import SCHEMA, GivenRows, given, publish
 

@@ -17,7 +17,7 @@ from state_ops.errors import InputError, PipelineError, TransientError, Vanished
 from tests.tools.postgres_server import PASSWORD, Postgres
 from tests.tools.sampling import long_tests
 from weir.connectors.postgres.source import PostgresSource
-from weir.connectors.source import Connector, Limits, Opening
+from weir.definition.source import Connector, Limits, Opening
 from weir.testing import SourceContract, SourceSystem
 from weir.testing.source_contract import LARGE, begin, plan, read
 

@@ -17,8 +17,8 @@ from tests.tools.postgres_server import Postgres
 from tests.tools.sampling import rounds
 from weir.connectors.postgres.sink import CHANGE, PostgresSink
 from weir.connectors.postgres.values import PostgresRules, TextRule
-from weir.connectors.sink import Publisher, SinkOpening
 from weir.connectors.staged_rows import StagedRows
+from weir.definition.sink import Publisher, SinkOpening
 
 NUMBERS = itertools.count()
 DEEP = 3_000

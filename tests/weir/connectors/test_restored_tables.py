@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from state_ops.errors import InputError, LostError
 from tests.weir.connectors.test_delta_source import Reader, source
 from weir.connectors.lookups.lookup_table import LookupTable, Version
-from weir.connectors.source import Limits
+from weir.definition.source import Limits
 
 ONE_FILE = Limits(1, 1 << 30, 1 << 40)
 

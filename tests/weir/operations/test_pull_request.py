@@ -651,6 +651,10 @@ def test_a_directory_of_production_is_no_scratch(tmp_path):
         with pytest.raises(ConfigurationError, match="that is production's"):
             review.review(small.pipeline, site.settings, scratch=place)
         assert not place.exists()
+    table = delta.table(str(tmp_path / "lake"), name="lake")
+    reading = Pipeline("small", (replace(small.accounts, input=table),), max_parallelism=8)
+    with pytest.raises(ConfigurationError, match="that is production's"):
+        review.review(reading, site.settings, scratch=tmp_path / "lake" / "ci")
     with pytest.raises(ConfigurationError, match="no directory of this machine"):
         review.review(small.pipeline, site.settings, scratch=Path("s3://bucket/ci"))
 

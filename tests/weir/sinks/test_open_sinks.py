@@ -17,8 +17,8 @@ from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.tools.sampling import sampled
 from weir import Pipeline, delta, kafka, postgres
-from weir.connectors.sink import Sink, SinkOpening
-from weir.connectors.source import LOOKING, RUNNING
+from weir.definition.sink import Sink, SinkOpening
+from weir.definition.source import LOOKING, RUNNING
 from weir.ownership.pipeline_storage import open_storage
 from weir.run import fsck
 from weir.settings import configuration as settings

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_ops.errors import LostError
-from weir.connectors.source import (
+from weir.definition.source import (
     Batch,
     Connector,
     Lag,

@@ -500,13 +500,13 @@ def test_a_fork_takes_nothing_archived_beyond_a_pipeline_that_was_rewound(tmp_pa
     branch = replace(site, pipeline=forks.branched(site.pipeline, site.settings, "again"))
     begin = done[at].checkpoint.offsets["clicks"]
     read = readers(branch.pipeline, branch.settings)["clicks"]
-    assert sum(file.rows for file in read.backlog(begin)) == rows
+    assert sum(file.rows for file in read.look(begin).fresh) == rows
     planned = read.plan(begin, branch.settings.epoch, None)  # as where another source has rows
     assert planned.rows == rows
     read.discard(planned)
     assert len(epochs(branch)) == rows // 3
     epochs(site)  # the pipeline reads on, and so may a branch that runs meanwhile
-    assert sum(file.rows for file in read.backlog(begin)) == 6 - 3 * at
+    assert sum(file.rows for file in read.look(begin).fresh) == 6 - 3 * at
     lose(site, "p", 9)
     epochs(branch)
     assert totals(branch) == totals(site) == {"a": (9, 36)}
@@ -549,9 +549,9 @@ def test_a_pipeline_begins_where_its_source_says_and_latest_does_not_move_on(tmp
     site = site_of(tmp_path, replace(SOURCE, start="latest"))
     put(site.landing, "p", *(row("a", n, n) for n in range(5)))
     (reader,) = readers(site.pipeline, site.settings).values()
-    assert reader.backlog(None) == []
+    assert reader.look(None).fresh == ()
     put(site.landing, "p", row("a", 100, 5))
-    assert len(reader.backlog(None)) == 1, "what has come since it was first asked"
+    assert len(reader.look(None).fresh) == 1, "what has come since it was first asked"
 
     placed = site_of(tmp_path / "placed", replace(SOURCE, start=(("p", 3),)))
     put(placed.landing, "p", *(row("a", n, n) for n in range(5)))

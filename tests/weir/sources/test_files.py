@@ -155,7 +155,7 @@ def test_a_position_of_an_older_weir_is_read_and_keeps_its_count(landing, floore
 def test_looking_survives_a_late_file(landing, floored):
     put(landing, "25", ns=60)
     put(landing, "60", ns=60)
-    assert [file.name for file in reader_of(landing).backlog(floored)] == ["60.parquet"]
+    assert [file.name for file in reader_of(landing).look(floored).fresh] == ["60.parquet"]
 
 
 def test_a_late_file_that_is_accepted_is_warned_of_once_for_each_position(landing, floored):
@@ -164,7 +164,7 @@ def test_a_late_file_that_is_accepted_is_warned_of_once_for_each_position(landin
     with capture_logs() as logs:
         for _ in range(3):
             reader.check(floored)
-            reader.backlog(floored)
+            reader.look(floored)
             reader.plan(floored, LIMITS, None)
     assert [line["event"] for line in logs] == ["files below the floor are not read"]
     assert "25.parquet" in logs[0]["detail"]
@@ -367,7 +367,7 @@ def test_a_directory_that_is_gone_is_reported_but_one_may_look(landing):
     shutil.rmtree(landing)
     reader = reader_of(landing)
 
-    assert (reader.landing.exists(), reader.backlog(position)) == (False, [])
+    assert (reader.landing.exists(), reader.look(position).fresh) == (False, ())
     for look in (lambda: reader.check(position), lambda: reader.plan(position, LIMITS, None)):
         with pytest.raises(InputError, match="The landing directory is gone, of which 1 file was read"):
             look()
@@ -385,7 +385,7 @@ def test_a_directory_that_is_yet_to_come_is_warned_of_once(landing, position):
     with capture_logs() as logs:
         for _ in range(3):
             reader.check(position)
-            assert reader.backlog(position) == []
+            assert reader.look(position).fresh == ()
             assert reader.plan(position, LIMITS, None).files == ()
     assert [line["event"] for line in logs] == [f"landing directory does not exist yet: {landing}"]
 
@@ -422,7 +422,7 @@ def test_another_directory_is_refused_because_the_same_names_would_count_as_read
             assert str(landing) in message and str(other) in message
             assert "taken as read already" in message and "rename the source" in message
 
-    assert [file.name for file in reader_of(other).backlog(position)] == ["2.parquet"], "one may look"
+    assert [file.name for file in reader_of(other).look(position).fresh] == ["2.parquet"], "one may look"
     reader_of(other).check(old_form(position))
 
 
@@ -485,14 +485,14 @@ def test_a_directory_with_braces_is_escaped_too(tmp_path):
     landing.mkdir()
     put(landing, "1", ns=1)
     reader = reader_of(landing)
-    assert reader.landing.spark_path(reader.backlog(None)[0]) == f"{tmp_path}/\\{{landing\\}}/1.parquet"
+    assert reader.landing.spark_path(reader.look(None).fresh[0]) == f"{tmp_path}/\\{{landing\\}}/1.parquet"
 
 
 def test_a_colon_which_spark_cannot_read_is_refused_by_name_when_its_turn_comes(landing):
     put(landing, "09h", ns=1)
     put(landing, "10:00", ns=1)
     reader = reader_of(landing)
-    assert len(reader.backlog(None)) == 2, "one may look"
+    assert len(reader.look(None).fresh) == 2, "one may look"
     planned = reader.plan(None, EpochSettings(max_files=1), None)
     assert (names(planned), planned.limited) == (["09h"], True)
     with pytest.raises(InputError, match=r"10:00\.parquet has a colon in its name"):

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.errors import PipelineError
-from weir.connectors.delta.change_feed import (
+from weir.definition.change_feed import (
     CHANGE_TYPE,
     CHANGES,
     COMMIT_TIME,
@@ -36,7 +36,7 @@ from weir.connectors.delta.change_feed import (
     UPDATE_BEFORE,
     VERSION,
 )
-from weir.connectors.sink import Sink
+from weir.definition.sink import Sink
 
 ROW, _GROUP, _IS_NEW = "__weir_row", "__weir_group", "__weir_is_new"
 _RANGE_ROWS = 1_000_000  # whose keys are netted at a time

@@ -20,8 +20,8 @@ from state_ops.storage.storage import Storage
 from weir.connectors.delta import append, replace_partitions, replace_where, restore_version, upsert
 from weir.connectors.delta.changes import check_columns, columns_of
 from weir.connectors.delta.predicates import check_condition
-from weir.connectors.sink import Capabilities, Published, Rows, Sink, SinkOpening
 from weir.connectors.staged_rows import StagedRows
+from weir.definition.sink import Capabilities, Published, Rows, Sink, SinkOpening
 
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
 

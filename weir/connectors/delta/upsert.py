@@ -53,8 +53,8 @@ from weir.connectors.delta.table_commit import (
     table_path,
 )
 from weir.connectors.formats.stored_rows import stored_rows
-from weir.connectors.sink import Sink
 from weir.connectors.staged_rows import StagedRows
+from weir.definition.sink import Sink
 
 _SMALL, _MANY = 8 << 20, 16
 """Once a table has that many files of fewer bytes, they are written together with the new rows."""

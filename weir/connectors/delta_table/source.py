@@ -34,12 +34,12 @@ import pyarrow.compute as pc
 from state_ops.errors import DamageError, InputError, LostError, MissingError, PipelineError, WeirError, first_line
 from state_ops.storage.storage import check_path
 from state_ops.storage.transfers import together
-from weir.connectors.delta.change_feed import CHANGE_TYPE, COMMIT_TIME, TAKEN_BACK, VERSION
 from weir.connectors.delta_table.data_file import rows_of
 from weir.connectors.delta_table.table_log import AFTER_LOSS, Commit, LoggedFile, Metadata, TableLog
 from weir.connectors.parquet.bounds import TooMuchError
 from weir.connectors.parquet.rows import DecodedRows
-from weir.connectors.source import (
+from weir.definition.change_feed import CHANGE_TYPE, COMMIT_TIME, TAKEN_BACK, VERSION
+from weir.definition.source import (
     EARLIEST,
     LATEST,
     SKIP,
@@ -54,6 +54,7 @@ from weir.connectors.source import (
     Position,
     Rejected,
     Source,
+    SourceCapabilities,
     no_position,
 )
 
@@ -82,6 +83,10 @@ class DeltaTableSource(Source):
     @property
     def kind(self) -> str:
         return "delta"
+
+    @property
+    def capabilities(self) -> SourceCapabilities:
+        return SourceCapabilities(place=self.path)
 
     @property
     def hands_out_changes(self) -> bool:

@@ -17,7 +17,7 @@ from weir.connectors.formats import texts
 from weir.connectors.formats.records import UNCLOSED, Record, Records
 from weir.connectors.formats.spelling import there_of
 from weir.connectors.formats.stream import Block, Bytes, is_utf8, last_line, line_ends
-from weir.connectors.source import Batch, Rejected
+from weir.definition.source import Batch, Rejected
 
 _RAW = 4096  # characters of a bad row that are kept
 _MOST_COLUMNS = 10_000

@@ -20,7 +20,7 @@ from weir.connectors.formats.avro.avro_files import AvroOptions, AvroReader
 from weir.connectors.formats.csv_rows import CsvOptions, CsvReader
 from weir.connectors.formats.json_lines import JsonOptions, JsonReader
 from weir.connectors.formats.stream import Block, Bytes
-from weir.connectors.source import Batch
+from weir.definition.source import Batch
 
 CSV, JSON, AVRO = "csv", "json", "avro"
 Options = CsvOptions | JsonOptions | AvroOptions

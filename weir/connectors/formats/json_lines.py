@@ -35,7 +35,7 @@ from weir.connectors.formats.stream import (
     last_line,
     line_ends,
 )
-from weir.connectors.source import Batch, Rejected
+from weir.definition.source import Batch, Rejected
 
 _RAW = 4096  # characters of a bad row that are kept
 _BY_PYTHON = 256  # lines: a call of Arrow takes a millisecond

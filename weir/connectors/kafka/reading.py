@@ -14,7 +14,7 @@ from state_ops.arrow.unfit_values import FIRST_MICRO, LAST_MICRO, unfit
 from state_ops.errors import LostError, first_line
 from weir.connectors.kafka import avro
 from weir.connectors.kafka.client import Client
-from weir.connectors.source import Batch, Rejected
+from weir.definition.source import Batch, Rejected
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message

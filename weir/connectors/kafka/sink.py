@@ -26,7 +26,7 @@ from weir.connectors.kafka.client import Client
 from weir.connectors.kafka.headers import Sent
 from weir.connectors.kafka.marker import Marker, stored
 from weir.connectors.kafka.transactions import EndedError, Message, Transactions
-from weir.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
+from weir.definition.sink import Published, Publisher, Rows, Sink, SinkOpening
 
 _ATTEMPTS = 5
 _SENDS = 0.25  # of a transaction's time; what is queued then, and the commit, have the rest

@@ -23,7 +23,7 @@ from state_ops.logs import Logger
 from weir.connectors.kafka import reading
 from weir.connectors.kafka.client import Client
 from weir.connectors.kafka.cluster import Cluster, Key, Offsets, Topic, keys_of, title
-from weir.connectors.source import (
+from weir.definition.source import (
     EARLIEST,
     LATEST,
     SKIP,

@@ -72,7 +72,7 @@ def settings_of(client: Client, topic: str, options: dict[str, str]) -> TopicSet
 
 @dataclass(frozen=True, slots=True)
 class MessageRules:
-    """The rules of a topic's messages, as `connectors.sink.ValueRules`.
+    """The rules of a topic's messages, as `definition.sink.ValueRules`.
 
     Attributes:
         key: The columns that make the key.

@@ -18,7 +18,7 @@ import pyarrow as pa
 from state_ops import extras
 from state_ops.errors import ConfigurationError, InputError, TransientError, WeirError, plainly
 from state_ops.logs import Logger
-from weir.connectors.source import RUNNING
+from weir.definition.source import RUNNING
 
 log = Logger("weir.sink")
 

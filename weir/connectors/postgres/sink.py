@@ -22,7 +22,7 @@ from weir.connectors.postgres import rights
 from weir.connectors.postgres.connection import Connection, Server, literal, quoted
 from weir.connectors.postgres.keys import UniqueKey, matches, newest, unique_keys, widest
 from weir.connectors.postgres.values import PostgresRules, TextRule, codec_of
-from weir.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
+from weir.definition.sink import Published, Publisher, Rows, Sink, SinkOpening
 
 log = Logger("weir.sink")
 

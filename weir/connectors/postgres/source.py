@@ -24,7 +24,7 @@ import xxhash
 from state_ops.errors import InputError, PipelineError, VanishedError, WeirError
 from state_ops.logs import Logger
 from weir.connectors.postgres.connection import Connection, Server, literal, quoted
-from weir.connectors.source import (
+from weir.definition.source import (
     EARLIEST,
     LATEST,
     Batch,

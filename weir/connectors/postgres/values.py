@@ -55,7 +55,7 @@ class TextRule:
 
 @dataclass(frozen=True, slots=True)
 class PostgresRules:
-    """The rules of a table's values, as `connectors.sink.ValueRules`.
+    """The rules of a table's values, as `definition.sink.ValueRules`.
 
     Attributes:
         key: The columns of the key, which are null in no row.

@@ -17,9 +17,9 @@ import dagster as dg
 from state_ops.ids import CheckpointId
 from state_ops.moments import from_micros, to_micros
 from state_ops.records.checkpoint import Checkpoint
-from weir.connectors.sink import Sink
 from weir.dagster.names import COMPLETE, DATA_VERSION, key, table_key
 from weir.definition import Pipeline, Stage, is_clocked, is_timed
+from weir.definition.sink import Sink
 from weir.inspection.completeness import Rows, changes, complete_until
 from weir.operations.backfill import step
 from weir.settings.configuration import PartitionSettings, Settings

@@ -184,8 +184,9 @@ def _of_storage(stage: Stage, text: str, why: str, rows: InputRows | None) -> We
     error = _of_reading(stage, text, why, place)
     for _, part in rows.parts if rows is not None else ():
         if isinstance(error, InputError) and isinstance(part, Landed):
-            files = [file for file in part.files if _same_place(part.reader.stored_uri(file), place)]
-            error.files = part.reader.blamed(files[0]) if files else error.files
+            reader = part.reader
+            files = [file for file in part.files if _same_place(reader.directory_of(file).uri(file), place)]
+            error.files = reader.blamed(files[0]) if files else error.files
         if type(error) is InputError and isinstance(part, Channel):
             staged = [file for file in part.files if _same_place(uri(part.storage, file), place)]
             if staged:

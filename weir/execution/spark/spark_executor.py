@@ -430,7 +430,7 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
     for (nanos, by_path), group in sorted(alike.items()):
         columns = pa.schema([field for field in rows.schema if field.name not in (ROW, *by_path)])
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
-        part = _read(session, stored, [rows.reader.spark_path(file) for file in group])
+        part = _read(session, stored, [rows.reader.directory_of(file).spark_path(file) for file in group])
         if numbered:
             # The path comes as it stands in a URI; a plus sign stands for itself there.
             path = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
@@ -454,7 +454,7 @@ def _numbered(session: SparkSession, rows: Landed, landed: DataFrame, partitions
 
     first_rows = [
         (
-            _place(rows.reader.stored_uri(file)),
+            _place(rows.reader.directory_of(file).uri(file)),
             position(number, 0),
             *(dict(file.partitions).get(name) for name in partitions),
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError
-from weir.connectors.source import EARLIEST, LATEST
+from weir.definition.source import EARLIEST, LATEST
 from weir.operations.operation import Argument, Done, Here, Option, Plan, Reason, Steps, operation
 from weir.restore import seek as seeking
 from weir.restore.seek import SeekPlan

@@ -19,11 +19,11 @@ from state_ops.arrow import frames
 from state_ops.counts import agrees, counted
 from state_ops.records.snapshot_files import StateFile, snapshots_of
 from state_ops.storage.storage import Storage
-from weir.connectors.delta.change_feed import CHANGE_TYPE, DELETE, UPDATE
 from weir.connectors.delta.changes import ROW, Changes
 from weir.connectors.delta.upsert import spilled
-from weir.connectors.sink import Sink
 from weir.definition import Pipeline
+from weir.definition.change_feed import CHANGE_TYPE, DELETE, UPDATE
+from weir.definition.sink import Sink
 from weir.execution.executor import staged_table
 from weir.inspection.comparison.states import StateDiff, states_differ
 from weir.inspection.comparison.tables import OURS, THEIRS, TableDiff, compared_rows

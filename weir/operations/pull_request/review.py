@@ -32,7 +32,7 @@ from state_ops.records.checkpoint import stats_of
 from state_ops.redaction import redacted
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
-from weir.definition import HOLD, FileSource, Pipeline
+from weir.definition import HOLD, Pipeline
 from weir.execution.executor import Executor, staged_table
 from weir.execution.spark.spark_executor import SparkExecutor
 from weir.gates import evaluation, restore_gates
@@ -249,8 +249,8 @@ def _check_apart(home: Path, pipeline: Pipeline, settings: Settings) -> None:
     """Raise ConfigurationError if a directory lies where production writes, or where a source looks for files."""
     if re.match(r"[\w+-]+:/", str(home)):
         raise ConfigurationError(f"--scratch {home} is no directory of this machine.", next="Name one of a local disk.")
-    patterns = [source.pattern for source in pipeline.sources if isinstance(source, FileSource)]
-    resolved = [settings.resolve(pipeline.name, place) for place in (*pipeline.elsewhere.values(), *patterns)]
+    read = [place for source in pipeline.sources if (place := source.capabilities.place) is not None]
+    resolved = [settings.resolve(pipeline.name, place) for place in (*pipeline.elsewhere.values(), *read)]
     for place in (settings.storage_uri(pipeline.name).removesuffix(f"/{pipeline.name}"), *resolved):
         fixed = re.split(r"/[^/]*[*?\[]", place.removeprefix("file://"), maxsplit=1)[0]
         if "://" not in fixed and home.resolve().is_relative_to(Path(fixed).resolve()):

@@ -12,8 +12,8 @@ from state_ops.records.operator_stats import OperatorStats
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution
-from weir.connectors.delta.change_feed import CHANGE_TYPE, COMMIT_TIME, EPOCH, VERSION
 from weir.definition import MAIN, Input, Operator, OperatorKind, Shapes, Source, Stage, Subtask
+from weir.definition.change_feed import CHANGE_TYPE, COMMIT_TIME, EPOCH, VERSION
 from weir.definition.column_lineage import before
 from weir.operators import aggregate_columns
 

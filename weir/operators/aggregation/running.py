@@ -26,7 +26,8 @@ from state_ops.rows.epoch_fold import EpochFold, everything
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import PRESENT, RowStore
 from state_ops.rows.spill import Spill
-from weir.connectors.delta.change_feed import (
+from weir.definition import MAIN, Shapes, Stage, Subtask
+from weir.definition.change_feed import (
     CHANGE_TYPE,
     CHANGES,
     DELETE,
@@ -37,7 +38,6 @@ from weir.connectors.delta.change_feed import (
     UPDATE_BEFORE,
     check_changes,
 )
-from weir.definition import MAIN, Shapes, Stage, Subtask
 from weir.operators.aggregation import Aggregation
 from weir.operators.base import check_storable, refuse_clash, state_of, values_of
 from weir.operators.filtered_rows import FilteredRows

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from state_ops.records.acks import Ack
 from state_ops.records.operator_stats import OperatorStats
-from weir.connectors.sink import Sink
 from weir.definition import Finding, Operator, OperatorKind, Shapes, Stage, Subtask
+from weir.definition.sink import Sink
 from weir.operators.forgotten import EXPIRES, keys_forgotten_otherwise
 
 SEEN = "first_seen"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from weir.connectors.delta.change_feed import CHANGE_TYPE
 from weir.definition import Input, Operator, OperatorKind, Shapes, Stage, Subtask
+from weir.definition.change_feed import CHANGE_TYPE
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,9 +11,9 @@ import pyarrow as pa
 from state_ops.durations import shown
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.schema.descriptors import Collection
-from weir.connectors.sink import Sink
 from weir.definition import LATE, Finding, Operator, OperatorKind, Shapes, Stage, Subtask, Verdict
 from weir.definition.findings import refused
+from weir.definition.sink import Sink
 from weir.operators import sides
 from weir.operators.forgotten import rows_forgotten_otherwise
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from state_ops.backends.base import Backend
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.schema.state_schema import StateSchema
-from weir.connectors.sink import Sink
 from weir.definition import MAIN, Finding, Operator, OperatorKind, Shapes, Stage, Subtask
+from weir.definition.sink import Sink
 from weir.operators.forgotten import EXPIRES, keys_forgotten_otherwise
 
 ROWS = "rows"

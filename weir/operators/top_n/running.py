@@ -30,8 +30,8 @@ from state_ops.rows.spill import Spill
 from state_ops.schema.key_codec import decode_keys, encode_int64, group_prefix
 from state_ops.schema.row_codec import decode_rows
 from state_ops.schema.state_schema import StateSchema
-from weir.connectors.delta.change_feed import CHANGE_TYPE, DELETE, INSERT, UPDATE, UPDATE_BEFORE
 from weir.definition import LATE, MAIN, Shapes, Stage, Subtask
+from weir.definition.change_feed import CHANGE_TYPE, DELETE, INSERT, UPDATE, UPDATE_BEFORE
 from weir.operators.base import check_event_time, check_storable, event_times, refuse_clash
 from weir.operators.event_time import EventTimeOperator
 from weir.operators.forgotten import EXPIRES

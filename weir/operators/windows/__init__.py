@@ -13,10 +13,10 @@ from state_ops.backends.base import Backend
 from state_ops.durations import shown
 from state_ops.rows.aggregates import Agg
 from state_ops.schema.state_schema import StateSchema
-from weir.connectors.sink import Sink
 from weir.definition import MAIN, Operator, OperatorKind, Shapes, Stage, Subtask
 from weir.definition.names import END as END
 from weir.definition.names import START as START
+from weir.definition.sink import Sink
 from weir.operators import aggregate_columns
 from weir.operators.windows.calendars import Calendar
 

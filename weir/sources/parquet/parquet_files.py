@@ -21,7 +21,7 @@ from weir.connectors.formats.hive import with_columns
 from weir.connectors.parquet.bounds import TooMuchError, most
 from weir.connectors.parquet.footers import enums, unknown
 from weir.connectors.parquet.rows import NO_ROWS, BadValue, DecodedRows, ParquetRows
-from weir.definition.files import PARQUET
+from weir.definition.source import PARQUET
 from weir.sources.slices import WHOLE, Share, SourceFile
 
 _ENCRYPTED, _IS_ENCRYPTED = b"PARE", "is encrypted, and Weir has no keys for Parquet"

@@ -11,7 +11,8 @@ from deltalake import DeltaTable
 
 from state_ops.storage.storage import Storage
 from weir import Sink, delta
-from weir.connectors.sink import SinkOpening
+from weir.connectors.delta.publishers import AppendPublisher
+from weir.definition.sink import SinkOpening
 from weir.testing import SinkContract, SinkSystem
 from weir.testing.sink_contract import Row
 
@@ -30,7 +31,9 @@ class TableSystem(SinkSystem):
     @cached_property
     def opening(self) -> SinkOpening:
         storage, scratch = Storage(str(self._directory / "storage")), self._directory / "scratch"
-        return SinkOpening("contract/main/out", str, {}, lambda: None, storage=storage, scratch=scratch)
+        return SinkOpening(
+            "contract/main/out", str, {}, lambda: None, storage=storage, scratch=scratch, table=AppendPublisher.of
+        )
 
     def contents(self) -> Iterable[Row]:
         place = self._directory / "storage" / "tables" / "out"

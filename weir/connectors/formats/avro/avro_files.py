@@ -36,7 +36,7 @@ from weir.connectors.formats.avro.casts import cast
 from weir.connectors.formats.avro.values import Symbols, restored, whole
 from weir.connectors.formats.spelling import there_of
 from weir.connectors.formats.stream import Block, Bytes
-from weir.connectors.source import MOST_REJECTED, Batch, Rejected
+from weir.definition.source import MOST_REJECTED, Batch, Rejected
 
 _MAGIC, _SYNC = b"Obj\x01", 16
 _MOST_BYTES = 64 << 20  # of one block, packed and unpacked, and of a value in the header

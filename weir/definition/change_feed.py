@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from state_ops.errors import InputError, PipelineError
 from state_ops.lazily import Lazily
-from weir.connectors.sink import Sink
+from weir.definition.sink import Sink
 
 if TYPE_CHECKING:
     import pyarrow as pa

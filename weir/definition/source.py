@@ -26,6 +26,7 @@ Json = Mapping[str, Any]
 Position = Mapping[str, Any]
 """How far a source has been read, as JSON. Its connector alone knows what is in it; it must not grow without bound."""
 
+PARQUET = "parquet"
 FAIL, QUARANTINE, SKIP = "fail", "quarantine", "skip"
 FIX, ADD = "fix", "add"
 EARLIEST, LATEST = "earliest", "latest"
@@ -76,15 +77,16 @@ def changed_kind(source: Source, position: Mapping[str, Any] | None) -> tuple[st
 
     None: there is no problem.
     """
-    was = None if position is None else kind_of(position)
-    if was is None or was == source.kind:
+    was, files = None if position is None else kind_of(position), source.capabilities.files
+    kind = (files or source).kind
+    if was is None or was == kind:
         return None
-    what = f"The source {source.name!r} was a {was} source when it was read, and is a {source.kind} source now."
+    what = f"The source {source.name!r} was a {was} source when it was read, and is a {kind} source now."
     next = (
         f"Give it another name, with {source.name!r} in retired= and the new one in added= of the pipeline, and it is "
         "read from its start."
     )
-    if source.kind != "file":
+    if files is None:
         next += f" Or say where it goes on: weir seek PIPELINE {source.name} --to ..."
     return what, next
 
@@ -417,6 +419,28 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCapabilities:
+    """The properties of a source by which the engine acts. It never asks which source it has.
+
+    Attributes:
+        files: The `files(...)` that have the source's rows. Weir reads them where they lie, and opens no connector.
+            Their names, event time and policies are those of the source. The newest row that was read is the event time
+            then; of a connector's rows it is the least over the partitions.
+        place: A directory, URI or pattern at which people find the data, with {placeholders}. None: a server has them.
+
+    Example:
+        >>> from weir import delta, files
+        >>> files("{landing}/*.csv", format="csv").capabilities.files.pattern
+        '{landing}/*.csv'
+        >>> delta.table("{lake}/orders").capabilities
+        SourceCapabilities(files=None, place='{lake}/orders')
+    """
+
+    files: FileSource | None = None
+    place: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """The properties of every source. The values are frozen, and sources are compared by all of them.
 
@@ -466,14 +490,21 @@ class Source:
         return type(self).__name__.removesuffix("Source").lower()
 
     @property
+    def capabilities(self) -> SourceCapabilities:
+        """The source's capabilities for the engine. Here: its connector hands over rows."""
+        return SourceCapabilities()
+
+    @property
     def decodes(self) -> bool:
         """True if single rows may turn out to be bad."""
-        return True
+        files = self.capabilities.files
+        return files is None or files.decodes
 
     @property
     def declared_columns(self) -> pa.Schema | None:
         """The columns that the definition gives all its rows, in canonical types; None: what is read says them."""
-        return None
+        files = self.capabilities.files
+        return None if files is None else files.declared_columns
 
     @property
     def replayable(self) -> bool:
@@ -514,3 +545,43 @@ class Source:
     def open(self, opening: Opening) -> Connector:
         """Return the connector of this source."""
         raise NotImplementedError(f"{type(self).__name__}.open")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource(Source):
+    """Files that arrive in a directory, taken in name order.
+
+    Attributes:
+        pattern: Directory and file name pattern, with {placeholders} from the configuration.
+        format: What the files are: "parquet" or what is decoded: "csv", "json", "avro".
+        options: How such files are written, as `connectors.formats` names it.
+        schema: Their columns. None: those of the first file.
+        partitions: By column that stands in the files' directories its type: "string", "int" or "date"; of others the
+            first file's value says it.
+        below_floor: What to do about new names that sort below the oldest remembered one: "fail" or "warn".
+        on_bad: As of every source; a file that cannot be read is set aside as a whole.
+    """
+
+    pattern: str
+    name: str = field(default="files", kw_only=True)
+    below_floor: str = field(default=FAIL, kw_only=True)
+    format: str = field(default=PARQUET, kw_only=True)
+    options: tuple[tuple[str, Any], ...] = field(default=(), kw_only=True)
+    schema: pa.Schema | None = field(default=None, kw_only=True)
+    partitions: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
+
+    @property
+    def capabilities(self) -> SourceCapabilities:
+        return SourceCapabilities(files=self, place=self.pattern)
+
+    @property
+    def decodes(self) -> bool:
+        return self.format != PARQUET
+
+    @property
+    def declared_columns(self) -> pa.Schema | None:
+        if self.schema is None:
+            return None
+        from state_ops.arrow.frames import canonical_schema
+
+        return canonical_schema(self.schema)

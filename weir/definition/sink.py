@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from state_ops.errors import DamageError
-from weir.connectors.source import RUNNING, default_name
+from weir.definition.source import RUNNING, default_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -333,6 +333,7 @@ class SinkOpening:
             since all rows for it may be lost. A sink whose place is gone is damage still.
         storage: The pipeline's storage, for a sink that `has_versions`.
         scratch: A directory on a local disk, for such a sink.
+        table: A function that opens a table of the pipeline's own, for `DeltaSink`.
 
     Example:
         >>> from weir import SinkOpening, foreach
@@ -351,6 +352,7 @@ class SinkOpening:
     lossy: bool = False
     storage: Storage | None = None
     scratch: Path | None = None
+    table: Callable[[Sink, SinkOpening], Publisher] | None = None
 
 
 def default_sink_name(place: str) -> str:
