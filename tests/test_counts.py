@@ -6,7 +6,7 @@ import pytest
 
 from tests.tools.counts import PRODUCT, Size, importers, modules, size_of, sizes
 
-LINES = {"product": 100_900, "benchmarks": 6_700}  # the next hundred; tests may grow
+LINES = {"product": 101_400, "benchmarks": 6_700}  # the next hundred; tests may grow
 
 
 def test_the_code_does_not_grow():

@@ -1,7 +1,6 @@
 """The contract of a state backend: two protocols, which `rocksdb`, `filesystem`, `memory` and third parties implement.
 
-tests/state_ops/backends/test_backends.py tests the contract for every backend; docs/reference/backends.md shows a small
-one.
+`weir.testing.BackendContract` tests it for any backend. docs/how-to/state-backend.md shows two small ones.
 
 One subtask's epoch is one attempt, with these calls:
 
@@ -15,14 +14,31 @@ Rules:
   truncate it, or open it for writing. You may delete it, or rename another file over it. The answer of `is_immutable`
   depends on the name alone, and must not change from one release to the next.
 - **All other files are copies.** You may change them.
-- **A snapshot is a set of files.** The files that `snapshot` returns are uploaded, and the next epoch's directory holds
-  no others. A file that is the same inode as in the base is not uploaded again: the checkpoint names its object once
-  more. So the name of an immutable file must never come back with other content in one lineage of snapshots.
+- **A snapshot is a set of files, or a reference.** The files that `snapshot` returns are uploaded, and the next epoch's
+  directory holds no others. A file that is the same inode as in the base is not uploaded again: the checkpoint names
+  its object once more. So the name of an immutable file must never come back with other content in one lineage of
+  snapshots. The next section is about references.
 - **A checkpoint is the only durability.** Nothing has to survive a crash before the snapshot, so a backend needs no log
   and no fsync.
 - **The backend finds damage in immutable files.** They are linked unread, so each needs checksums that are verified
   when it is read. Damage raises DamageError and never gives other values. Copied files are compared with the digests in
   the checkpoint before `open` is called.
+
+A backend that uploads by itself (SlateDB, or a database on a server) keeps its snapshots, and hands out references:
+
+- **The reference is a text** of at most `MOST_REFERENCE_BYTES` bytes of UTF-8, in a file `REFERENCE`, which is the only
+  file of the snapshot. Weir does not read the text. It stores the file, names it in the checkpoint with its digest, and
+  hands it back in the directory of `open`, on any host. `is_immutable(REFERENCE)` is False.
+- **A snapshot is durable when `snapshot` returns.** It is made under `BackendOptions.key`, a name that no other
+  snapshot has or ever gets. An empty key says that the state is only read. `snapshot` may be called although nothing
+  was written: then it makes one more snapshot of the same state.
+- **A snapshot stands alone.** It may share data with others in the backend's store. Deleting one never harms another,
+  not even one that was built on it.
+- **Nothing is written before the first write** of an attempt, and then only under its key. What an attempt has begun
+  when it dies stays in the store until Weir deletes it.
+- **Weir alone decides what is deleted**, by `Keeping`, which the factory implements. The backend deletes nothing by
+  age. It keeps its data outside of the pipeline's storage.
+- **Snapshots are taken at the barrier.** Such a backend does not implement `Freezing`.
 
 Not promised:
 
@@ -45,12 +61,16 @@ Errors:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, overload, runtime_checkable
 
+from state_ops.records.snapshot_files import REFERENCE as REFERENCE
+
 Compression = Literal["lz4", "zstd"]
+
+MOST_REFERENCE_BYTES = 4096
 
 BEYOND = b"\xff" * 9
 """Above every key: they begin with a key group, of which there are at most 32768."""
@@ -252,6 +272,8 @@ class BackendOptions:
         own: `state.options`, for backends of third parties.
         where: The owner of the state, for error messages.
         compression: The compression of RocksDB's files.
+        key: The name under which a backend that keeps its snapshots makes the one of this attempt: the full path, or
+            URI, of the file with its reference. Empty if the state is only read.
     """
 
     memory_mb: int = 128
@@ -259,6 +281,7 @@ class BackendOptions:
     own: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
     compression: Compression = "lz4"
+    key: str = ""
 
 
 class BackendFactory(Protocol):
@@ -277,4 +300,34 @@ class BackendFactory(Protocol):
 
     def open(self, directory: Path, options: BackendOptions) -> Backend:
         """Open the state whose files are in `directory`, or an empty state if there are no files."""
+        ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """Implement this too, in the factory, if the backend keeps its snapshots and hands out references.
+
+    Only the owner of a pipeline deletes, and only what no retained checkpoint names. A key begins with the place of its
+    pipeline's storage, so pipelines may share one store.
+    """
+
+    def kept(self, below: str, options: BackendOptions) -> Iterable[str]:
+        """Return the keys that begin with `below`: of all snapshots in the store, and of those that were only begun.
+
+        What is deleted is decided from the answer, so it is complete, or an error is raised.
+        """
+        ...
+
+    def delete(self, keys: Collection[str], options: BackendOptions) -> None:
+        """Delete the snapshots of these keys, and what was begun under them. A key that is not there is no error."""
+        ...
+
+    def problem(self, reference: str, options: BackendOptions) -> str | None:
+        """Return in words what is wrong with a snapshot; None if it is there and whole, as far as can be told.
+
+        `weir fsck` asks it of every snapshot that a retained checkpoint names.
+
+        Args:
+            reference: The text that `snapshot` wrote.
+        """
         ...

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Backwards, Clipping, Tracing
@@ -82,13 +83,19 @@ def opened(kind: BackendFactory, directory: Path, options: BackendOptions) -> Ba
             home.mkdir()
             for file, file_name in starts[start]:
                 file.rename(home / file_name)
-            parts.append((start, kind.open(home, options)))
+            parts.append((start, kind.open(home, replace(options, key=_key_of(start, options.key)))))
     except BaseException:
         for _, part in parts:
             with suppress(Exception):
                 part.close()
         raise
     return Joined(parts)
+
+
+def _key_of(start: bytes, key: str) -> str:
+    """Return the key of one database's snapshot. key: That of the subtask's, if it had one database."""
+    above, _, name = key.rpartition("/")
+    return f"{above}/{named(start, name)}" if key else ""
 
 
 class Joined:

@@ -9,10 +9,12 @@ A distribution offers one as an entry point of the group `weir.backends`:
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
 
-from state_ops.backends.base import BackendFactory
+from state_ops.backends.base import BackendFactory, BackendOptions, Keeping
 from state_ops.errors import ConfigurationError
 
 GROUP = "weir.backends"
@@ -88,3 +90,46 @@ def misfit(recorded: str, configured: str) -> str | None:
     if then == now.format:
         return None
     return f"it was written by the backend {recorded!r}, and state.backend is {configured!r}, which cannot read it"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSnapshots:
+    """The snapshots that a backend keeps, for the storage that has their references (`storage.Keeper`)."""
+
+    backend: str
+    options: BackendOptions
+
+    def kept(self, below: str) -> Iterable[str]:
+        return keeping(self.backend).kept(below, self.options)
+
+    def delete(self, keys: Collection[str]) -> None:
+        keeping(self.backend).delete(keys, self.options)
+
+    def problem(self, reference: str) -> str | None:
+        return keeping(self.backend).problem(reference, self.options)
+
+
+def keeper(name: str, options: BackendOptions) -> KeptSnapshots | None:
+    """Return the snapshots that the backend of this name keeps; None if it keeps none, or is not known here."""
+    if name in _OWN:
+        return None
+    try:
+        return KeptSnapshots(name, options) if isinstance(named(name), Keeping) else None
+    except ConfigurationError:  # a run is told before its first row
+        return None
+
+
+def keeping(name: str) -> Keeping:
+    """Return a backend that keeps its snapshots.
+
+    Raises:
+        ConfigurationError: The backend of this name keeps none.
+    """
+    factory = named(name)
+    if not isinstance(factory, Keeping):
+        raise ConfigurationError(
+            f"The state backend {name!r} keeps no snapshots, and the state is in snapshots that a backend keeps.",
+            where="state.backend",
+            next="Set state.backend to the one that wrote the state.",
+        )
+    return factory

@@ -16,6 +16,7 @@ from state_ops.fsck.sinks import Marker
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
 from state_ops.ids import CheckpointId
 from state_ops.records.pins import BRANCH
+from state_ops.records.snapshot_files import is_reference
 from state_ops.storage.branches import branch_of, is_inherited, pinned
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
@@ -158,7 +159,7 @@ def content_problem(storage: Storage, expected: ExpectedFile) -> Finding | None:
     if expected.digest is not None:
         seen = storage.digest(expected.path)
         if seen == expected.digest:
-            return None
+            return _lost(storage, expected) if is_reference(expected.path) else None
         if seen is not None:
             what = f"Its sha256 is not the recorded one; needed by {expected.whose}."
             return Finding.of(expected.altered, what, expected.path, expected.checkpoints, expected.bytes)
@@ -169,6 +170,18 @@ def content_problem(storage: Storage, expected: ExpectedFile) -> Finding | None:
         what = f"It cannot be read ({problem}); needed by {expected.whose}."
         return Finding.of(expected.altered, what, expected.path, expected.checkpoints, len(data))
     return Finding.of(expected.missing, f"It is gone; needed by {expected.whose}.", expected.path, expected.checkpoints)
+
+
+def _lost(storage: Storage, expected: ExpectedFile) -> Finding | None:
+    """Ask the state backend for the snapshot that a file stands for."""
+    reference = storage.read_bytes(expected.path)
+    if storage.keeper is None or reference is None:
+        return None
+    problem = storage.keeper.problem(reference.decode())
+    if problem is None:
+        return None
+    what = f"The state backend keeps its snapshot no more, or not whole ({problem}); needed by {expected.whose}."
+    return Finding.of(expected.missing, what, expected.path, expected.checkpoints)
 
 
 def _key(finding: Finding) -> tuple[Kind, str | None, tuple[CheckpointId, ...]]:

@@ -10,6 +10,14 @@ STATE, OUTPUT, CHANNEL, INPUT = "state", "output", "channel", "input"
 
 TABLES = "tables/"  # the directory of sinks' Delta tables
 
+REFERENCE = "snapshot.reference"
+"""The file of a snapshot that the backend keeps. Among databases side by side, their range stands in front of it."""
+
+
+def is_reference(path: str) -> bool:
+    """Return whether a file of a snapshot, by its name or path, stands for a snapshot that the backend keeps."""
+    return path.endswith(REFERENCE) and path.rpartition("/")[2].rpartition("~")[2] == REFERENCE
+
 
 @dataclass(frozen=True, slots=True)
 class StateFile:

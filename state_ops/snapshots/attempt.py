@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
+from state_ops.records.snapshot_files import REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,8 @@ class Attempt:
     def prefix(self) -> str:
         """The prefix of this attempt's objects in storage; nobody else ever writes there."""
         return f"state/{self.operator}/{epoch_dir(self.generation, self.epoch)}/{self.subtask}-{self.id}"
+
+    @property
+    def reference(self) -> str:
+        """The path of the file that stands for its snapshot, if the backend keeps that."""
+        return f"{self.prefix}/{REFERENCE}"

@@ -19,7 +19,7 @@ from dataclasses import replace
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
 from state_ops.ids import AttemptId
-from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
+from state_ops.records.snapshot_files import Snapshot, StateFile, is_reference, snapshots_of
 from state_ops.schema.key_groups import group_range
 
 
@@ -94,5 +94,7 @@ def settle(backend: Backend, base: Snapshot, groups: range) -> None:
         sizes: dict[bytes, int] = {}
         for file in base.files:
             start, _ = composite.parted(file.name)
-            sizes[start or b""] = sizes.get(start or b"", 0) + file.bytes
+            # Of a snapshot that its backend keeps, nobody knows the size, and copying it may cost more than it saves.
+            size = composite.SMALL_BYTES if is_reference(file.name) else file.bytes
+            sizes[start or b""] = sizes.get(start or b"", 0) + size
         backend.fold([sizes[start] for start in sorted(sizes)])

@@ -50,12 +50,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from state_ops.backends.base import Backend, Frozen
-from state_ops.backends.rocksdb import is_table
+from state_ops.backends import loader
+from state_ops.backends.base import MOST_REFERENCE_BYTES, REFERENCE, Backend, BackendFactory, BackendOptions, Frozen
 from state_ops.coordination.restore_progress import RestoreProgress
 from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
 from state_ops.ids import AttemptId, epoch_dir
-from state_ops.records.snapshot_files import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
+from state_ops.records.snapshot_files import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile, is_reference
 from state_ops.snapshots import async_writer
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.object_cache import ObjectCache, download, is_object
@@ -67,6 +67,10 @@ from state_ops.storage.transfers import together
 
 _MANIFEST = "manifest.json"
 _PART = ".part-"
+
+
+def _of_default(name: str) -> bool:
+    return loader.named(loader.DEFAULT).is_immutable(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def working_copy(
     attempt: Attempt,
     base: Snapshot | LocalSnapshot | None,
     deadline: float | None = None,
-    is_immutable: Callable[[str], bool] = is_table,
+    is_immutable: Callable[[str], bool] = _of_default,
     objects: ObjectCache | None = None,
     *,
     read: bool = True,
@@ -181,7 +185,7 @@ def fetch(
     base: Snapshot,
     target: Path,
     deadline: float | None = None,
-    is_immutable: Callable[[str], bool] = is_table,
+    is_immutable: Callable[[str], bool] = _of_default,
     objects: ObjectCache | None = None,
     operator: Path | None = None,
     arrived: Arrived | None = None,
@@ -522,11 +526,18 @@ def _plain(
                 where=f"stage {attempt.operator}, epoch {attempt.epoch}, subtask {attempt.subtask}",
                 next="snapshot(target) returns files directly in target, whose names begin with no dot.",
             )
+        if is_reference(file.name) and not 0 < file.stat().st_size <= MOST_REFERENCE_BYTES:
+            raise PipelineError(
+                f"The state backend {type(maker).__name__} breaks its contract: {file.name} has "
+                f"{file.stat().st_size:,} bytes.",
+                where=f"stage {attempt.operator}, epoch {attempt.epoch}, subtask {attempt.subtask}",
+                next=f"A reference has 1 to {MOST_REFERENCE_BYTES:,} bytes.",
+            )
     return files
 
 
 def begin(
-    attempt: Attempt, forked: WorkingCopy, frozen: Frozen, is_immutable: Callable[[str], bool] = is_table
+    attempt: Attempt, forked: WorkingCopy, frozen: Frozen, is_immutable: Callable[[str], bool] = _of_default
 ) -> LocalSnapshot:
     """Begin a snapshot, instead of `take` and `prepare`, whose files are written asynchronously.
 
@@ -561,7 +572,7 @@ def _broken(attempt: Attempt, frozen: Frozen, how: str) -> PipelineError:
 
 
 def prepare(
-    attempt: Attempt, forked: WorkingCopy, files: Sequence[Path], is_immutable: Callable[[str], bool] = is_table
+    attempt: Attempt, forked: WorkingCopy, files: Sequence[Path], is_immutable: Callable[[str], bool] = _of_default
 ) -> LocalSnapshot:
     """Return the files that `take` returned, as the next epoch and `upload` need to know them. The closed working copy
     is removed."""
@@ -638,6 +649,40 @@ def sent(
     return StateFile(
         attempt.operator, attempt.subtask, STATE, file.name, path, size, digest, True, attempt.id, attempt.id
     )
+
+
+def kept_again(
+    kind: BackendFactory,
+    options: BackendOptions,
+    source: Storage,
+    file: StateFile,
+    storage: Storage,
+    path: str,
+    within: Path,
+) -> tuple[int, str]:
+    """Let a backend keep one more snapshot of a state that another storage has a reference to.
+
+    The copy depends on nothing there: either storage may be dropped.
+
+    Args:
+        path: Of the file with the new reference, in `storage`.
+        within: Where local files go.
+
+    Returns:
+        The size in bytes and sha256 of that file.
+
+    Raises:
+        DamageError: The file in `source` is not what was recorded, or the backend has lost the snapshot.
+    """
+    with scratch(within, "weir-kept-") as directory:
+        (directory / "db").mkdir()
+        source.get_file(file.path, directory / "db" / REFERENCE, digest=file.digest)
+        backend = kind.open(directory / "db", replace(options, key=storage.full(path)))
+        try:
+            backend.snapshot(directory / "snapshot")
+        finally:
+            backend.close()
+        return storage.put_file(directory / "snapshot" / REFERENCE, path)
 
 
 def discard(storage: Storage, attempt: Attempt) -> None:

@@ -14,7 +14,7 @@ it survives the death of every process. Machines that may die want an object sto
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,9 @@ import pyarrow.parquet as pq
 import stamina
 
 from state_ops.errors import ConfigurationError, DamageError, MissingError, TransientError
+from state_ops.logs import Logger
 from state_ops.parquet.footer import check
+from state_ops.records.snapshot_files import is_reference
 from state_ops.s3_options import S3Options
 from state_ops.storage.branches import PARENT, inherited, is_inherited, parent_uri
 from state_ops.storage.filesystem_store import FileSystemStore
@@ -36,6 +38,8 @@ from state_ops.storage.store import CHUNK, LOCAL_CHUNK, UNFINISHED, StoredFile, 
 from state_ops.storage.temp_dirs import scratch
 
 __all__ = ["CancelledError", "Storage", "StoredFile", "UnavailableError", "check_path"]
+
+log = Logger("weir.storage")
 
 _DAMAGED = "`weir fsck PIPELINE` says what else is damaged and what is intact; docs/how-to/fsck.md says what to do."
 _RETRY_SECONDS = 120.0
@@ -69,6 +73,19 @@ class Arrived(Protocol):
     """Is told how many bytes more of a download are here."""
 
     def __call__(self, bytes: int, /) -> object: ...
+
+
+class Keeper(Protocol):
+    """The snapshots that a state backend keeps, each under the full path of the file that has its reference.
+
+    `backends.loader` has it; `backends.base.Keeping` says what it does.
+    """
+
+    def kept(self, below: str) -> Iterable[str]: ...
+
+    def delete(self, keys: Collection[str]) -> None: ...
+
+    def problem(self, reference: str) -> str | None: ...
 
 
 def _nobody(_: int, /) -> None:
@@ -133,6 +150,10 @@ class Storage:
     A branch's storage reads objects of the pipeline that it was forked from as `parent/<path>`, and refuses to write or
     delete them.
 
+    A file with a reference goes together with the snapshot that it stands for: `keeper` deletes the snapshot, then the
+    file is deleted. A snapshot without its file is listed as unfinished. Without a keeper such files stay, because
+    nothing else tells which snapshots are to be deleted.
+
     Errors: OSError, of which UnavailableError was tried again in vain; ConfigurationError; DamageError for a path that
     leaves the root or content that is not what was recorded.
 
@@ -143,6 +164,7 @@ class Storage:
         request_counts: What this object has requested; a copy in another process begins at zero.
         mounts: By directory below the root, what is in its place: the URI of a directory elsewhere in the same kind of
             store, as a table that is there already. What lies there is listed with the rest.
+        keeper: Has the snapshots that references stand for; None: the state backend keeps none.
     """
 
     def __init__(
@@ -151,12 +173,14 @@ class Storage:
         s3: S3Options | None = None,
         request_counts: RequestCounts | None = None,
         mounts: Mapping[str, str] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.uri = uri.rstrip("/")
         store = open_store(self.uri, s3)
         self.request_counts = RequestCounts() if request_counts is None else request_counts
         self.store = InstrumentedStore(store, self.request_counts)
         self.is_local = not store.remote
+        self.keeper = keeper
         self._s3 = None if self.is_local else s3 or default_s3()
         if "://" not in uri and isinstance(store, FileSystemStore):
             self.uri = store.root
@@ -172,7 +196,8 @@ class Storage:
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Storage, (self.uri, self._s3, None, {path: mounted.uri for path, mounted in self._mounts.items()})
+        mounts = {path: mounted.uri for path, mounted in self._mounts.items()}
+        return Storage, (self.uri, self._s3, None, mounts, self.keeper)
 
     def __repr__(self) -> str:
         return f"Storage({self.uri!r})"
@@ -436,7 +461,8 @@ class Storage:
         what is deleted is decided from it.
 
         Args:
-            unfinished: Also what a killed process left half-written on a local disk.
+            unfinished: Also what a killed process left half-written on a local disk, and what the state backend keeps
+                without a file that stands for it, with a size of 0.
         """
         mount = self._mount_of(path)
         if mount is not None:
@@ -448,6 +474,10 @@ class Storage:
             if not path or below.startswith(f"{path}/"):
                 there = mounted.list(unfinished=unfinished)
                 files += [replace(file, path=f"{below}/{file.path}") for file in there]
+        if unfinished and self.keeper is not None:
+            below, stored = f"{self.uri}/", {file.path for file in files}
+            kept = [key.removeprefix(below) for key in self.keeper.kept(f"{below}{path}/" if path else below)]
+            files += [StoredFile(key, 0) for key in kept if key not in stored]
         return (file for file in files if unfinished or not _is_unfinished(file))
 
     def list_dirs(self, path: str) -> _Names:
@@ -465,14 +495,27 @@ class Storage:
     def delete(self, path: str) -> bool:
         """Delete one file; False if it is known that it was not there, which object stores do not tell."""
         store, place = self._writable(path)
+        if is_reference(path):
+            self.delete_files([path])
+            return self.keeper is not None
         return self._retried(path, lambda: store.delete(place))
 
     def delete_files(self, paths: Sequence[str]) -> None:
         """Delete files, in no order, in as few requests as the store can; those that are not there are no error."""
         by_store: dict[int, tuple[InstrumentedStore, _Names]] = {}
+        references = [path for path in paths if is_reference(path)]
+        if references and self.keeper is None:
+            log.warning(
+                "snapshots that a state backend keeps stay, because state.backend names another one",
+                first=self.full(references[0]),
+                number=len(references),
+            )
+            paths = [path for path in paths if not is_reference(path)]
         for path in paths:
             store, place = self._writable(path)
             by_store.setdefault(id(store), (store, []))[1].append(place)
+        if references and self.keeper is not None:  # first: as long as a file is there, its snapshot is not forgotten
+            self.keeper.delete([self.full(path) for path in references])
         for store, places in by_store.values():
             self._retried(places[0], partial(store.delete_files, places))
 
@@ -480,7 +523,7 @@ class Storage:
         """Delete everything below `path`; returns how many files that were, half-written ones left out."""
         store, place = self._writable(path)
         files = list(self.list(path, unfinished=True))
-        if store is not self.store:
+        if store is not self.store or any(is_reference(file.path) for file in files):
             self.delete_files([file.path for file in files])
         else:
             self._retried(path, lambda: store.delete_all(place, files))

@@ -1,29 +1,37 @@
-"""The backend that docs/reference/backends.md shows, as an installed distribution: what its readers copy is what is
-tested."""
+"""Backends of others, as installed distributions: the one that docs/how-to/state-backend.md shows, of which readers copy
+what is tested, and one that keeps its snapshots.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from weir.settings.configuration import PROJECT
 
 NAME = "sqlite"
+VAULT = PROJECT / "tests" / "state_ops" / "backends" / "third_party" / "weir_vault.py"
 
-_PAGE = PROJECT / "docs" / "reference" / "backends.md"
+_PAGE = PROJECT / "docs" / "how-to" / "state-backend.md"
 
 
 def install(site: Path) -> Path:
-    """Put it into `site`, as an installer would: a module, and metadata with its entry point. Returns `site`, for
+    """Put them into `site`, as an installer would: modules, and metadata with their entry points. Returns `site`, for
     sys.path."""
     page = _PAGE.read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (project,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     offered = re.findall(r'^(\w+ = )"(.+)"$', project, re.MULTILINE)
-    metadata = site / "weir_sqlite-1.0.dist-info"
-    metadata.mkdir(parents=True)
+    _describe(site, "weir-sqlite", "".join(f"{name}{target}\n" for name, target in offered))
     (site / "weir_sqlite.py").write_text(code)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: weir-sqlite\nVersion: 1.0\n")
-    points = "".join(f"{name}{target}\n" for name, target in offered)
-    (metadata / "entry_points.txt").write_text(f"[weir.backends]\n{points}")
+    _describe(site, "weir-vault", "vault = weir_vault:FACTORY\n")
+    shutil.copy(VAULT, site)
     return site
+
+
+def _describe(site: Path, name: str, points: str) -> None:
+    metadata = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[weir.backends]\n{points}")

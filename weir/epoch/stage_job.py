@@ -45,7 +45,8 @@ from weir.gates import evaluation, quarantine, refused_rows
 from weir.gates.evaluation import GateVerdict
 from weir.operators import watermarks
 from weir.ownership.context import RunContext
-from weir.ownership.local_paths import backend_options, objects, work_dir
+from weir.ownership.local_paths import objects, work_dir
+from weir.ownership.pipeline_storage import backend_options
 from weir.settings.configuration import Settings
 from weir.sources.slices import EpochPlan
 from weir.task.refusals import OutputTarget

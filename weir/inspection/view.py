@@ -35,7 +35,7 @@ from weir.definition import Input, Pipeline, Source, Stage
 from weir.inspection.snapshot_files import opened
 from weir.operators import kinds
 from weir.operators.expiring_keys import remembered
-from weir.ownership.local_paths import backend_options
+from weir.ownership.pipeline_storage import backend_options
 from weir.settings.configuration import Settings
 
 _READ_ELSEWHERE = Source(name="")  # a stage that is only read has no input

@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -41,7 +41,7 @@ from weir.inspection.comparison.states import both, compared_views
 from weir.inspection.view import View
 from weir.ownership.derived_checkpoint import lasting
 from weir.ownership.lookups import Lookups, recorded
-from weir.ownership.pipeline_storage import open_storage, readers
+from weir.ownership.pipeline_storage import nothing_kept, open_storage, readers
 from weir.replay.replayer import branch_of, held_with_parent, not_playable, replaying, settings_below, waits, working_in
 from weir.restore import restore
 from weir.settings.configuration import Settings
@@ -161,6 +161,7 @@ def _drilled(pipeline: Pipeline, settings: Settings, executor: Executor | None) 
     with (
         scratch(home, f"{host}-") as directory,
         held_with_parent(pipeline, settings, None, "weir drill") as (storage, registry, head, parent),
+        ExitStack() as ends,
     ):
         loss = _loss(pipeline, settings, head)
         begun, clock = datetime.now(UTC), time.perf_counter()
@@ -179,6 +180,7 @@ def _drilled(pipeline: Pipeline, settings: Settings, executor: Executor | None) 
         if why is not None or parent is None:
             return done(replay=None, not_replayed=why, problems=())
         there, here = settings_below(settings, directory / "replayed"), branch_of(pipeline, PURPOSE)
+        ends.enter_context(nothing_kept(open_storage(here, there)[0]))
         try:
             report, took = _replayed(here, settings, there, storage, registry, head, parent, executor)
         except InputError as error:

@@ -51,9 +51,9 @@ from weir.inspection.state_reader import chosen
 from weir.inspection.view import parsed, state_stats
 from weir.operations.state_edit import edited
 from weir.ownership.derived_checkpoint import commit, unchanged
-from weir.ownership.local_paths import backend_options, local_directory, objects
+from weir.ownership.local_paths import local_directory, objects
 from weir.ownership.ownership import Ownership
-from weir.ownership.pipeline_storage import open_storage
+from weir.ownership.pipeline_storage import backend_options, open_storage
 from weir.ownership.prune import prune
 from weir.restore.recovery import owning
 from weir.settings.configuration import Settings
@@ -291,7 +291,8 @@ def _copy(owner: Ownership, state: _State, source: Backend, attempt: Attempt) ->
     kind = named(state.stats.backend)
     is_immutable = composite.is_immutable(kind)
     forked = snapshot.working_copy(context.storage, attempt, None, None, is_immutable)
-    target = composite.opened(kind, forked.db, backend_options(context.settings))
+    options = replace(backend_options(context.settings), key=context.storage.full(attempt.reference))
+    target = composite.opened(kind, forked.db, options)
     try:
         forgotten = copy_without(source, target, state.key)
         taken = snapshot.take(attempt, target) if target.written else []

@@ -32,8 +32,9 @@ from state_ops.snapshots.attempt import Attempt
 from weir.operators import kinds
 from weir.operators.expiring_keys import index_changes
 from weir.ownership.derived_checkpoint import commit, nothing_before, unchanged
-from weir.ownership.local_paths import backend_options, local_directory, objects
+from weir.ownership.local_paths import local_directory, objects
 from weir.ownership.ownership import Ownership
+from weir.ownership.pipeline_storage import backend_options
 
 log = Logger("weir.import")
 
@@ -160,7 +161,9 @@ def _written(
     try:
         forked = snapshot.working_copy(context.storage, attempt, base, None, is_immutable, objects(context.settings))
         with snapshot.healing(forked):
-            backend = composite.opened(kind, forked.db, replace(backend_options(context.settings), where=where))
+            key = context.storage.full(attempt.reference)
+            options = replace(backend_options(context.settings), where=where, key=key)
+            backend = composite.opened(kind, forked.db, options)
             try:
                 rows = RowStore(backend, target.state, target.keys, VALUE_STATE)
                 for start in range(0, len(chosen), _BATCH_ROWS):

@@ -13,6 +13,7 @@ None of them reads input, and all go the same way:
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +23,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from state_ops.backends.loader import keeping, named
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.records.checkpoint import (
     START,
@@ -34,11 +36,13 @@ from state_ops.records.checkpoint import (
     taken_back,
 )
 from state_ops.records.operator_stats import OperatorStats
-from state_ops.records.snapshot_files import INPUT, STATE, StateFile
+from state_ops.records.snapshot_files import INPUT, STATE, StateFile, is_reference
+from state_ops.snapshots.snapshot import kept_again
 from state_ops.storage.branches import is_inherited, own_of_parent
 from state_ops.storage.storage import Storage
 from weir.ownership.context import RunContext
 from weir.ownership.ownership import Ownership
+from weir.ownership.pipeline_storage import backend_options
 from weir.ownership.prune import prune
 from weir.ownership.publish import publish_missing
 from weir.sources.slices import nothing_read
@@ -123,6 +127,7 @@ def commit(
         ms={},
         totals={**sums, **(beginning or began(head)), **taken_back(head), **context.requested()},
         files=len(files),
+        bytes_total=sum(file.bytes for file in files if file.kind == STATE),
         bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
         run_id=context.run_id,
         lineage=spans_with(head, context.generation, id),
@@ -211,17 +216,28 @@ def waiting_paths(operators: Mapping[str, OperatorStats]) -> set[str]:
 def pointed(
     operators: Mapping[str, OperatorStats], renamed: Iterable[tuple[StateFile, StateFile]]
 ) -> dict[str, OperatorStats]:
-    """Return a checkpoint's record of its stages, with rows that wait named by their new paths.
+    """Return a checkpoint's record of its stages, with rows that wait named by their new paths, and the size of the
+    state here: references to snapshots that a backend keeps have other sizes.
 
     Args:
         renamed: Each file as it was named before, and as it is named here.
     """
-    paths = {old.path: new.path for old, new in renamed}
+    moved = list(renamed)
+    paths = {old.path: new.path for old, new in moved}
+    grown = Counter[str]()
+    for old, new in moved:
+        grown[old.operator] += new.bytes - old.bytes
 
     def here(batch: dict[str, Any]) -> dict[str, Any]:
         return {**batch, "layers": [[paths[path] for path in layer] for layer in batch["layers"]]}
 
-    return {uid: stats.updated(waiting=[here(batch) for batch in stats.waiting]) for uid, stats in operators.items()}
+    return {
+        uid: stats.updated(
+            waiting=[here(batch) for batch in stats.waiting],
+            **({"bytes_total": stats.bytes_total + grown[uid]} if grown[uid] else {}),
+        )
+        for uid, stats in operators.items()
+    }
 
 
 def copied(
@@ -239,6 +255,7 @@ def copied(
 
     Raises:
         DamageError: An object is not what it was.
+        ConfigurationError: A state backend keeps the state, and it is not the one of these settings.
     """
     attempts: dict[tuple[str, int], AttemptId] = {}
     for file in listing:
@@ -251,11 +268,21 @@ def copied(
             return replace(file, path=own_of_parent(file.path), new=False, snapshot=snapshot)
         top, name = ("state", file.name) if file.kind == STATE else ("channels", f"{number:06}.parquet")
         path = f"{top}/{file.operator}/{epoch_dir(context.generation, id)}/{file.subtask}-{attempt}/{name}"
+        moved = replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
+        if is_reference(path):
+            size, digest = _kept_again(context, source, file, path)
+            return replace(moved, bytes=size, digest=digest)
         copy(context, source, file.path, path, file.digest)
-        return replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
+        return moved
 
     with ThreadPoolExecutor(_TRANSFERS) as pool:
         return list(zip(listing, pool.map(copy_of, range(len(listing)), listing), strict=True))
+
+
+def _kept_again(context: RunContext, source: Storage, file: StateFile, path: str) -> tuple[int, str]:
+    backend, settings = context.settings.state.backend, context.settings
+    keeping(backend)
+    return kept_again(named(backend), backend_options(settings), source, file, context.storage, path, settings.work_dir)
 
 
 def copy(

@@ -1,21 +1,15 @@
-"""The places of a run's files on the local disk, and the settings of the backend that uses them."""
+"""The places of a run's files on the local disk."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
-from state_ops.backends.base import BackendOptions
 from state_ops.snapshots.object_cache import ObjectCache
 from state_ops.storage.storage import Storage
 from weir.definition import Pipeline
 from weir.ownership.context import RunContext
 from weir.settings.configuration import Settings
-
-
-def backend_options(settings: Settings) -> BackendOptions:
-    state = settings.state
-    return BackendOptions(state.memory_mb, state.max_state_size_mb, dict(state.options), compression=state.compression)
 
 
 def work_dir(context: RunContext) -> Path:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from deltalake.exceptions import DeltaError
 
+from state_ops.backends import loader
+from state_ops.backends.base import BackendOptions
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DISK_FULL, ConfigurationError, DiskFullError, TransientError, look_there, plainly
 from state_ops.fsck.survey import UNREADABLE
@@ -35,9 +37,34 @@ log = Logger("weir.run")
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
     """Return the pipeline's storage and registry; reading them needs no right and starts nothing."""
-    mounts = {table_path(name): settings.resolve(pipeline.name, at) for name, at in pipeline.elsewhere.items()}
-    storage = Storage(settings.storage_uri(pipeline.directory), settings.storage.s3, mounts=mounts)
+    storage = _opened(pipeline, settings, None, {})
     return storage, Registry(storage, pipeline.app_id)
+
+
+def _opened(pipeline: Pipeline, settings: Settings, counts: RequestCounts | None, more: Mapping[str, str]) -> Storage:
+    """Open the pipeline's storage. more: Mounts beside those of the code's tables."""
+    mounts = {table_path(name): settings.resolve(pipeline.name, at) for name, at in pipeline.elsewhere.items()}
+    keeper = loader.keeper(settings.state.backend, backend_options(settings))
+    return Storage(settings.storage_uri(pipeline.directory), settings.storage.s3, counts, {**mounts, **more}, keeper)
+
+
+def backend_options(settings: Settings) -> BackendOptions:
+    """Return what the settings say to a state backend."""
+    state = settings.state
+    return BackendOptions(state.memory_mb, state.max_state_size_mb, dict(state.options), compression=state.compression)
+
+
+@contextmanager
+def nothing_kept(storage: Storage) -> Iterator[None]:
+    """Delete at the end the state in a storage that is only used to try something out.
+
+    Its files go with their directory. Snapshots that a state backend keeps do not.
+    """
+    try:
+        yield
+    finally:
+        if storage.keeper is not None:
+            storage.delete_tree("state")
 
 
 def reaching(
@@ -51,7 +78,7 @@ def reaching(
         counts: Where requests are counted.
     """
     uri, s3 = settings.storage_uri(pipeline.directory), settings.storage.s3
-    mounts = {table_path(name): settings.resolve(pipeline.name, at) for name, at in pipeline.elsewhere.items()}
+    mounts: dict[str, str] = {}
     for name, at in places.items():
         path = table_path(name)
         try:
@@ -63,7 +90,7 @@ def reaching(
             )
             continue
         mounts |= mount
-    return Storage(uri, s3, counts, mounts)
+    return _opened(pipeline, settings, counts, mounts)
 
 
 def readers(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from state_ops.arrow import frames
-from state_ops.backends import composite
+from state_ops.backends import composite, loader
 from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint
@@ -47,8 +47,8 @@ from weir.execution.executor import staged_table
 from weir.inspection.view import View, view_of
 from weir.ownership.context import RunContext
 from weir.ownership.derived_checkpoint import waiting_paths
-from weir.ownership.local_paths import backend_options, objects, work_dir
-from weir.ownership.pipeline_storage import readers
+from weir.ownership.local_paths import objects, work_dir
+from weir.ownership.pipeline_storage import backend_options, nothing_kept, readers
 from weir.replay.phases import Phases, Saying, silent
 from weir.replay.recording import Recording
 from weir.replay.replayer import (
@@ -116,7 +116,8 @@ class Playing:
             phases = Phases(lambda what: self.say(f"epoch {epoch}: {what}"))
             replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root, self.spark, phases)
             try:
-                yield replay
+                with nothing_kept(replay.context.storage):
+                    yield replay
             except (DamageError, TransientError):  # which speak of files of this replay; storage may be damaged
                 replay.prove()
                 raise
@@ -159,7 +160,8 @@ class EpochReplay:
             "state": self.settings.state.model_copy(update={"backend": backend, "asynchronous_snapshots": False}),
         }
         there = settings_below(self.settings, self.root).model_copy(update=as_it_was)
-        scratch_storage = Storage(str(self.root / "storage"))
+        keeper = loader.keeper(backend, backend_options(there))
+        scratch_storage = Storage(str(self.root / "storage"), keeper=keeper)
         self.readers = readers(self.pipeline, there, archived=self.settings)
         self.executor = Recording(self._plays, self._left, _spark(self.settings) if self.spark else None)
         registry = Registry(scratch_storage, self.pipeline.app_id)

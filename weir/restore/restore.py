@@ -35,7 +35,7 @@ from state_ops.logs import Logger
 from state_ops.records.checkpoint import Checkpoint, abandoned
 from state_ops.records.operator_stats import OperatorStats
 from state_ops.records.restores import Restored
-from state_ops.records.snapshot_files import CHANNEL, STATE, Snapshot, StateFile, snapshots_of
+from state_ops.records.snapshot_files import CHANNEL, STATE, Snapshot, StateFile, is_reference, snapshots_of
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.object_cache import ObjectCache
@@ -48,8 +48,9 @@ from weir.definition import Pipeline
 from weir.gates import restore_gates
 from weir.ownership.context import RunContext
 from weir.ownership.derived_checkpoint import waiting_paths
-from weir.ownership.local_paths import backend_options, local_directory, objects
+from weir.ownership.local_paths import local_directory, objects
 from weir.ownership.ownership import Ownership
+from weir.ownership.pipeline_storage import backend_options
 from weir.restore import rewind
 from weir.settings.configuration import Settings
 
@@ -365,7 +366,8 @@ def _fetched(
     cache = objects(settings)
 
     def fetch(part: StoredSnapshot, arrived: Arrived) -> Fetched:
-        if part.here and purpose != "run" and snapshot.is_sound(part.home, part.taken):
+        kept = any(is_reference(file.name) for file in part.taken.files)  # elsewhere, so it has to be opened
+        if part.here and purpose != "run" and not kept and snapshot.is_sound(part.home, part.taken):
             arrived(part.bytes)
             fetched = Fetched(local=part.bytes)
         else:

@@ -223,7 +223,8 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     if progress.fetched and task.seconds is not None:  # which has taken nothing of the epoch's time
         deadline = time.monotonic() + task.seconds
     with snapshot.healing(copy):
-        options = replace(task.options, where=_where(task, attempt.subtask))
+        key = task.storage.full(attempt.reference)
+        options = replace(task.options, where=_where(task, attempt.subtask), key=key)
         backend = unwritten.reopen(options) if unwritten is not None else composite.opened(kind, copy.db, options)
         clock = record_ms(counters.ms, "open", clock)
         staged = StagedOutput(attempt, task.tables, task.channels, task.shapes.tracked)

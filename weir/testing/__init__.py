@@ -15,8 +15,9 @@ it. Three parts of a stage need more than that:
 - `transform` is not applied: give `run` rows as the transform returns them. A pipeline with one needs Spark.
 - Gates are not evaluated.
 
-`SourceContract`, `SinkContract` and `OperatorContract` are the tests that every source, sink and operator must pass, to
-be subclassed: docs/how-to/connectors.md, docs/how-to/operators.md.
+`SourceContract`, `SinkContract`, `OperatorContract` and `BackendContract` are the tests that every source, sink,
+operator and state backend must pass, to be subclassed: docs/how-to/connectors.md, docs/how-to/operators.md,
+docs/how-to/state-backend.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pyarrow as pa
 
 from state_ops.schema.state_class import State
 from weir.definition import MAX_PARALLELISM, Pipeline, Stage
+from weir.testing.backend_contract import BackendContract, BackendSystem
 from weir.testing.epochs import Epochs
 from weir.testing.operator_contract import OperatorContract, OperatorSystem
 from weir.testing.rows import Rows, Schema
@@ -38,6 +40,8 @@ from weir.testing.source_contract import SourceContract, SourceSystem
 from weir.testing.stage_run import PipelineRun, StageRun
 
 __all__ = [
+    "BackendContract",
+    "BackendSystem",
     "OperatorContract",
     "OperatorSystem",
     "PipelineRun",

@@ -26,7 +26,7 @@ from state_ops.schema.state_schema import StateSchema
 from weir.definition import LATE, MAIN, Pipeline, Shapes, Stage
 from weir.execution.executor import staged_table
 from weir.inspection.snapshot_files import opened
-from weir.ownership.local_paths import backend_options
+from weir.ownership.pipeline_storage import backend_options
 from weir.testing import instances
 from weir.testing.epochs import Epochs
 from weir.testing.rows import Rows, Schema

@@ -16,6 +16,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -51,7 +52,7 @@ from weir.operations.pull_request.replaying import (
     settings_for,
 )
 from weir.operations.pull_request.taking import Chosen, Taken, choose, take
-from weir.ownership.pipeline_storage import open_storage
+from weir.ownership.pipeline_storage import nothing_kept, open_storage
 from weir.replay.phases import Phases
 from weir.replay.replayer import branch_of, spark_here, working_in
 from weir.settings.configuration import Settings
@@ -238,8 +239,8 @@ def review(
     home = scratch if scratch is not None else settings.work_dir / "ci"
     _check_apart(home, pipeline, settings)
     clock = time.perf_counter()
-    with scratch_dir(home, "weir-ci-") as directory:
-        trial = _Trial(pipeline, production, settings, origin, epochs, directory, sample, executor, on_epoch)
+    with scratch_dir(home, "weir-ci-") as directory, ExitStack() as ends:
+        trial = _Trial(pipeline, production, settings, origin, epochs, directory, ends, sample, executor, on_epoch)
         done = trial.run()
     seconds = {**done.seconds, "all": time.perf_counter() - clock}
     return replace(done, seconds={phase: round(took, 3) for phase, took in seconds.items()})
@@ -270,6 +271,7 @@ class _Trial:
     origin: str
     epochs: int
     directory: Path
+    ends: ExitStack
     sample: int
     executor: Executor | None
     on_epoch: Callable[[EpochPlayed], None]
@@ -315,6 +317,7 @@ class _Trial:
             with self.phases.timed("take"):
                 taken = take(registry, storage, chosen, place / "production")
             here, there = branch_of(self.pipeline, BRANCH), settings_for(self.settings, place, len(chosen.epochs))
+            self.ends.enter_context(nothing_kept(open_storage(here, there)[0]))
             with self.phases.timed("replay"):
                 replayed = self._replayed(here, there, registry, taken, runs)
             failed = replayed.failed
