@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.runtime.run import maintenance
+
 from tests.recovery import test_timers
 
 
