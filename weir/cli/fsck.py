@@ -34,7 +34,7 @@ _COLOURS = {Severity.DAMAGE: "bold red", Severity.LEFTOVER: "yellow", Severity.F
 
 @dataclass(frozen=True, slots=True)
 class Checked(Facts):
-    """What fsck has found and done.
+    """The findings of fsck, and what was done about them.
 
     Attributes:
         plan: The repairs; None: nobody has asked for them.

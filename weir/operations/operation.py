@@ -89,7 +89,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Here:
-    """Where an operation acts, and for whom.
+    """The pipeline on which an operation acts, and the face that asked for it.
 
     Attributes:
         face: COMMAND or JOB.
@@ -139,7 +139,7 @@ Words = Sequence[str | Rows | Labelled]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an operation would do. It reads alone up to here.
+    """The changes that an operation would make. It only reads up to here.
 
     Attributes:
         result: What `--json` prints if nothing is done.
@@ -157,7 +157,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an operation has done.
+    """The outcome of an operation.
 
     Attributes:
         result: What `--json` prints.

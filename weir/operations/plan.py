@@ -59,7 +59,7 @@ _KINDS = ("pipeline", "source", "stage", "table", "sink")
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Facts):
-    """What evaluates a stage's `where`.
+    """The evaluator of a stage's `where`.
 
     Attributes:
         by: python or spark.
@@ -104,7 +104,7 @@ class StatePlan(Facts):
     @property
     @fact
     def evaluated(self) -> Annotated[dict[str, Evaluated], Named("where")]:
-        """What evaluates the `where` of stages, by uid."""
+        """The evaluators of the `where` of stages, by uid."""
         return {uid: Evaluated("python" if why is None else "spark", why) for uid, why in self.where.items()}
 
 

@@ -120,7 +120,7 @@ class RestorePlan(Facts):
     @property
     @fact
     def completed_at(self) -> datetime:
-        """When the checkpoint was completed."""
+        """The moment at which the checkpoint was completed."""
         return self.checkpoint.completed_at
 
     @property

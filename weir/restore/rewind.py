@@ -154,7 +154,7 @@ class RewindPlan(Facts):
     @property
     @fact
     def to_completed_at(self) -> datetime | None:
-        """When that was completed; null: it is before the first checkpoint."""
+        """The moment at which that was completed; null: it is before the first checkpoint."""
         return self.to.completed_at if self.to.id else None
 
     @property

@@ -72,7 +72,7 @@ class Incident(Facts):
     @property
     @fact
     def storage(self) -> str | None:
-        """Where the pipeline's storage is."""
+        """The address of the pipeline's storage."""
         return self.row.storage
 
 

@@ -18,7 +18,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Pruned(Facts):
-    """What pruning deletes, or would delete.
+    """The checkpoints and objects that pruning deletes, or would delete.
 
     Attributes:
         checkpoints: The fate of each checkpoint, with the reasons.
