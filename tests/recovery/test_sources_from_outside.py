@@ -16,6 +16,7 @@ from state_ops.errors import PipelineError
 from state_ops.records.checkpoint import PROMOTION
 from tests.recovery.harness import Site
 from tests.recovery.test_backfill import Plant, daily, devices
+from tests.tools.stages import with_input
 from weir import Pipeline, Source, debugging, source
 from weir.dagster import metadata, specs
 from weir.execution.in_process import InMemoryExecutor
@@ -117,7 +118,7 @@ def made(kind: str) -> Source:
 
 def site_of(root: Path, read: Source) -> Site:
     """A site whose epochs are a day, which are 72 rows, or a file."""
-    first = replace(devices, input=read)
+    first = with_input(devices, read)
     code = Pipeline("sensors", (first, daily.reading({"devices": first})), max_parallelism=8)
     environment = {
         "WEIR_EPOCH__MAX_FILES": "1",

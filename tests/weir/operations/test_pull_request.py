@@ -33,7 +33,7 @@ from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.shop import Shop
 from tests.recovery.small import Bank
 from tests.tools.sampling import sampled
-from tests.tools.stages import altered
+from tests.tools.stages import altered, with_input
 from tests.weir.replay import planted, talking
 from tests.weir.rides import SOURCE, Rides
 from weir import (
@@ -652,7 +652,7 @@ def test_a_directory_of_production_is_no_scratch(tmp_path):
             review.review(small.pipeline, site.settings, scratch=place)
         assert not place.exists()
     table = delta.table(str(tmp_path / "lake"), name="lake")
-    reading = Pipeline("small", (replace(small.accounts, input=table),), max_parallelism=8)
+    reading = Pipeline("small", (with_input(small.accounts, table),), max_parallelism=8)
     with pytest.raises(ConfigurationError, match="that is production's"):
         review.review(reading, site.settings, scratch=tmp_path / "lake" / "ci")
     with pytest.raises(ConfigurationError, match="no directory of this machine"):
