@@ -91,7 +91,7 @@ def test_days_go_by_the_source_that_the_pipeline_names(tmp_path):
 
 def test_versions_of_an_as_of_say_no_days(tmp_path):
     facts = as_of("named", ORDERS, deduplicate("known", CUSTOMERS, key="k"), on="k", sink=delta.append("named"))
-    known = facts.inputs[1]
+    known = facts.inputs[1].origin
     pipeline = Pipeline("shop", (known, facts), max_parallelism=4)
     assert pipeline.days.sources == {"orders"}
     site = shop(tmp_path, pipeline)
