@@ -115,7 +115,7 @@ def keeper(name: str, options: BackendOptions) -> KeptSnapshots | None:
         return None
     try:
         return KeptSnapshots(name, options) if isinstance(named(name), Keeping) else None
-    except ConfigurationError:  # a run is told before its first row
+    except ConfigurationError:  # a run looks for its backend before its first row, and raises this then
         return None
 
 

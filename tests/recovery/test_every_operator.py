@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from state_ops.errors import GateError, WeirError
 from state_ops.records.checkpoint import Checkpoint
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
-from tests.weir.operators import outside
+from tests.weir.operators.outside import installed as installed
 from weir import (
     Epoch,
     Pipeline,
@@ -63,14 +63,6 @@ QUIET = files("{landing}/b/*.parquet", name="b", event_time="at", idle_after="1m
 GATE = expect("ExpectColumnValuesToBeBetween", column="v", max_value=9_999)
 BAD = 100_000
 HERE, OUT = InMemoryExecutor(), delta.append("out")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    site = tmp_path_factory.mktemp("site")
-    outside.install(site)
-    yield
-    outside.remove(site)
 
 
 def day(number: int) -> datetime:

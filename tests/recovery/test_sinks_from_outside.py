@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from tests.recovery import small
 from tests.recovery.small import Bank
 from tests.recovery.test_sinks import expected, findings
+from tests.tools.distributions import describe
 from weir import Pipeline, Sink, sink
 from weir.dagster import metadata, specs
 from weir.operations import forks, plan, promotion
@@ -105,12 +106,13 @@ class Audited(AppendPublisher):
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package, as an installer would leave it."""
     site = tmp_path / "site-packages"
-    described = site / "weir_outside-1.0.dist-info"
-    described.mkdir(parents=True)
+    describe(
+        site,
+        "weir-outside",
+        "weir.sinks",
+        {"notebook": "weir_outside:NotebookSink", "audited": "weir_outside:AuditedSink"},
+    )
     (site / "weir_outside.py").write_text(MODULE)
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: weir-outside\nVersion: 1.0\n")
-    points = "notebook = weir_outside:NotebookSink\naudited = weir_outside:AuditedSink\n"
-    (described / "entry_points.txt").write_text(f"[weir.sinks]\n{points}")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delitem(sys.modules, "weir_outside", raising=False)
 

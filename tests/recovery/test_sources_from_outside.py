@@ -16,6 +16,7 @@ from state_ops.errors import PipelineError
 from state_ops.records.checkpoint import PROMOTION
 from tests.recovery.harness import Site
 from tests.recovery.test_backfill import Plant, daily, devices
+from tests.tools.distributions import describe
 from tests.tools.stages import with_input
 from weir import Pipeline, Source, debugging, source
 from weir.dagster import metadata, specs
@@ -101,12 +102,13 @@ class PartnerSource(Source):
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package, as an installer would leave it."""
     site = tmp_path / "site-packages"
-    described = site / "weir_feeds-1.0.dist-info"
-    described.mkdir(parents=True)
+    describe(
+        site,
+        "weir-feeds",
+        "weir.sources",
+        {"journal": "weir_feeds:JournalSource", "partner": "weir_feeds:PartnerSource"},
+    )
     (site / "weir_feeds.py").write_text(MODULE)
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: weir-feeds\nVersion: 1.0\n")
-    points = "journal = weir_feeds:JournalSource\npartner = weir_feeds:PartnerSource\n"
-    (described / "entry_points.txt").write_text(f"[weir.sources]\n{points}")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delitem(sys.modules, "weir_feeds", raising=False)
 

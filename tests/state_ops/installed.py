@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+from tests.tools.distributions import describe
 from weir.settings.configuration import PROJECT
 
 NAME = "sqlite"
@@ -22,16 +23,9 @@ def install(site: Path) -> Path:
     page = _PAGE.read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (project,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    offered = re.findall(r'^(\w+ = )"(.+)"$', project, re.MULTILINE)
-    _describe(site, "weir-sqlite", "".join(f"{name}{target}\n" for name, target in offered))
+    offered = dict(re.findall(r'^(\w+) = "(.+)"$', project, re.MULTILINE))
+    describe(site, "weir-sqlite", "weir.backends", offered)
     (site / "weir_sqlite.py").write_text(code)
-    _describe(site, "weir-vault", "vault = weir_vault:FACTORY\n")
+    describe(site, "weir-vault", "weir.backends", {"vault": "weir_vault:FACTORY"})
     shutil.copy(VAULT, site)
     return site
-
-
-def _describe(site: Path, name: str, points: str) -> None:
-    metadata = site / f"{name.replace('-', '_')}-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[weir.backends]\n{points}")

@@ -28,6 +28,7 @@ from state_ops.records.snapshot_files import Snapshot
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from tests.state_ops import installed
+from tests.tools.distributions import describe
 from weir.testing import BackendContract, BackendSystem
 from weir.testing.backend_contract import Entries, some
 
@@ -259,10 +260,7 @@ def test_a_name_that_is_no_backend_is_refused(third_party, name, messages):
 
 
 def test_a_name_that_two_distributions_offer_is_refused(tmp_path, third_party, monkeypatch):
-    metadata = tmp_path / "weir_other-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: weir-other\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[weir.backends]\nsqlite = weir_other:F\nrocksdb = weir_other:F\n")
+    describe(tmp_path, "weir-other", "weir.backends", {"sqlite": "weir_other:F", "rocksdb": "weir_other:F"})
     monkeypatch.syspath_prepend(str(tmp_path))
     named.cache_clear()
     with pytest.raises(ConfigurationError, match="Several distributions offer"):

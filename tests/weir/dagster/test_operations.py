@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from pathlib import Path
 
 import jsonschema
 import pytest
 
 from state_ops.errors import ConfigurationError
+from tests.tools.distributions import describe
 from tests.weir.dagster.without_spark import House
 from weir.cli import main
 from weir.cli.schemas import schema
@@ -32,7 +32,7 @@ from weir.ownership.pipeline_storage import open_storage
 
 @dataclass(frozen=True, slots=True)
 class Tidied(Facts):
-    """What was tidied.
+    """The result of a removal.
 
     Attributes:
         note: The name of the note.
@@ -77,7 +77,7 @@ def tidy(
 @pytest.fixture
 def tidy(tmp_path, monkeypatch, house: House):
     """The package with the operation is installed, and the settings are those of the house."""
-    installed(tmp_path, "tidy = weir_tidy:tidy")
+    describe(tmp_path, "weir-tidy", "weir.operations", {"tidy": "weir_tidy:tidy"})
     (tmp_path / "weir_tidy.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, value in house.bank.site.env.items():
@@ -86,13 +86,6 @@ def tidy(tmp_path, monkeypatch, house: House):
     yield
     sys.modules.pop("weir_tidy", None)
     forget()
-
-
-def installed(site: Path, entry: str) -> None:
-    metadata = site / "weir_tidy-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: weir-tidy\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[weir.operations]\n{entry}\n")
 
 
 def forget() -> None:
@@ -174,7 +167,7 @@ def lines(house: House, done) -> list[str]:
 
 
 def test_an_entry_point_that_names_no_operation_is_refused(tmp_path, monkeypatch, weir):
-    installed(tmp_path, "tidy = json:dumps")
+    describe(tmp_path, "weir-tidy", "weir.operations", {"tidy": "json:dumps"})
     monkeypatch.syspath_prepend(str(tmp_path))
     forget()
     try:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.tools.distributions import describe
 from weir.operators import kinds
 
 MODULE = Path(__file__).with_name("third_party") / "weir_threshold.py"
@@ -14,10 +18,7 @@ MODULE = Path(__file__).with_name("third_party") / "weir_threshold.py"
 def install(site: Path) -> None:
     """Install the package into a folder, as pip would, and let this process find it."""
     shutil.copy(MODULE, site)
-    info = site / "weir_threshold-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weir-threshold\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[weir.operators]\nthreshold = weir_threshold:Threshold\n")
+    describe(site, "weir-threshold", "weir.operators", {"threshold": "weir_threshold:Threshold"})
     sys.path.insert(0, str(site))
     kinds.of_others.cache_clear()
 
@@ -27,3 +28,12 @@ def remove(site: Path) -> None:
     sys.path.remove(str(site))
     sys.modules.pop("weir_threshold", None)
     kinds.of_others.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For all tests of a module that imports this fixture, the operator is installed."""
+    site = tmp_path_factory.mktemp("site")
+    install(site)
+    yield
+    remove(site)

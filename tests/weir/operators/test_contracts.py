@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
 
-from tests.weir.operators import outside
+from tests.weir.operators.outside import installed as installed
 from weir import (
     Epoch,
     Stage,
@@ -85,14 +84,6 @@ class Given(OperatorSystem):
     @property
     def stage(self) -> Stage:
         return self._made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    site = tmp_path_factory.mktemp("site")
-    outside.install(site)
-    yield
-    outside.remove(site)
 
 
 class TestEveryOperator(OperatorContract):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import pickle
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.weir.operators import outside
+from tests.weir.operators.outside import installed as installed
 from weir import Pipeline, PipelineError, Stage, delta, files, operator, testing
 from weir.definition.fingerprint import fingerprint_of_stage
 from weir.operators import kinds
@@ -17,14 +17,6 @@ from weir.testing import assert_slicing_does_not_matter
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SOURCE = files("{landing}/*.parquet", event_time="at")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    site = tmp_path_factory.mktemp("site")
-    outside.install(site)
-    yield
-    outside.remove(site)
 
 
 def alerts(limit: int = 90, **more) -> Stage:
